@@ -1,0 +1,50 @@
+"""Look at jobs, retry dead ones, delete any that is not running."""
+
+from django.db import IntegrityError, router, transaction
+
+from .info import JobInfo, Status
+from .models import Job
+from .querysets import JobQuerySet, UniqueKeyIsLive
+
+
+def jobs(status: str | None = None, limit: int = 100) -> list[JobInfo]:
+    """At most ``limit`` jobs in claim order, all or those of one status: "pending", "running" or "failed".
+
+    An unknown status is an empty list. Raises ValueError for a negative limit.
+    """
+    if limit < 0:
+        raise ValueError(f"limit must not be negative, but is {limit}")
+    found = _jobs().in_claim_order()
+    return (found if status is None else found.filter(status=status))[:limit].as_infos()
+
+
+def failed_jobs(limit: int = 100) -> list[JobInfo]:
+    """At most ``limit`` dead letters, in claim order."""
+    return jobs(Status.FAILED.value, limit)
+
+
+def retry(job_id: str) -> bool:
+    """Give a dead job a full new set of attempts, due now; its history stays.
+
+    True if it was dead; False when it is missing, pending or running. Raises UniqueKeyIsLive when another job of its type
+    and unique key is pending or running.
+    """
+    found = _jobs()
+    try:
+        with transaction.atomic(using=found.db):
+            return bool(found.filter(pk=job_id).requeue())
+    except IntegrityError:
+        dead = found.filter(pk=job_id).values_list("job_type", "unique_key").first()
+        if dead is None or dead[1] is None:
+            raise
+        raise UniqueKeyIsLive(job_id, found.live(*dead).values_list("pk", flat=True).first()) from None
+
+
+def delete(job_id: str) -> bool:
+    """Delete a pending or dead job. False when it is running or missing."""
+    return bool(_jobs().filter(pk=job_id).discard())
+
+
+def _jobs() -> JobQuerySet:
+    # The alias for writing, also to read: a look that leads to a write must not come from a lagging replica.
+    return Job.objects.using(router.db_for_write(Job))

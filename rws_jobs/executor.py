@@ -1,0 +1,145 @@
+"""Run one claimed job and say how it ended. Never raises."""
+
+import inspect
+import logging
+import time
+import traceback
+from contextvars import Context
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import DatabaseError, InterfaceError, connections, transaction
+
+from . import registry
+from .conf import conf
+from .context import CurrentJob, set_current
+from .info import Claim
+from .isolation import drop_connections, open_connections, refresh_connections
+from .models import Job
+from .outages import Verdict, verdict
+from .outcomes import Completed, Dead, Discard, Failure, Lost, Outcome, Released, Retry, Retrying, Snooze, Snoozed, retry_delay
+from .signals import job_started
+from .text import clean, shorten
+
+logger = logging.getLogger("rws_jobs")
+
+# An atomic job whose transaction the server undid (deadlock, serialization) is repeated at once so often, uncharged.
+ATOMIC_REPEATS = 3
+
+
+class LeftOpen(Exception):
+    """A handler returned inside a transaction that it had begun: what it wrote was rolled back."""
+
+
+class _ClaimLost(Exception):
+    """Ends an atomic job's transaction whose row is no longer ours."""
+
+
+def execute(claim: Claim, using: str) -> Outcome:
+    """Run the handler of a claimed job, in a context of its own; ``using`` is the alias of the job table."""
+    started = time.time()
+    open_before = open_connections()
+    try:
+        refresh_connections()
+        # A fresh context: language, time zone and context variables of one job are not seen by the next.
+        return Context().run(_run, claim, using)
+    except Snooze as snooze:
+        return Snoozed(snooze.delay)
+    except _ClaimLost:
+        return Lost()
+    except BaseException as error:
+        # SystemExit and KeyboardInterrupt too: only a real signal stops a worker, one job must not stop the fleet.
+        return _after_failure(claim, error, started)
+    finally:
+        drop_connections(open_connections() - open_before)
+        refresh_connections()
+
+
+def _run(claim: Claim, using: str) -> Outcome:
+    scheduled_for = claim.extensions.get("scheduled_for") if claim.meta else None
+    set_current(CurrentJob(claim.id, claim.job_type, claim.queue, claim.attempt, claim.max_retries, scheduled_for))
+    if job_started.has_listeners(Job):
+        job_started.send_robust(Job, job=claim.info())
+    handler = registry.resolve(claim.job_type)
+    function, arguments = handler.bind(claim.payload)
+    if handler.atomic:
+        return _run_atomic(function, arguments, claim, using)
+    _call(function, arguments)
+    return Completed()
+
+
+def _call(function: Any, arguments: dict[str, Any] | tuple[Any, ...]) -> None:
+    if inspect.iscoroutinefunction(function):
+        # Its sync_to_async parts, the ORM's above all, come back to this thread and to connections that we look after.
+        function = async_to_sync(function)
+    open_before = open_connections()
+    if isinstance(arguments, dict):
+        function(**arguments)
+    else:
+        function(*arguments)
+    if left_open := open_connections() - open_before:
+        raise LeftOpen(f"the handler returned with a transaction open on {', '.join(left_open)}; it was rolled back")
+
+
+def _run_atomic(function: Any, arguments: dict[str, Any] | tuple[Any, ...], claim: Claim, using: str) -> Outcome:
+    """The handler and the end of its job in one transaction: exactly once for what it writes to the same database."""
+    for repeat in range(ATOMIC_REPEATS + 1):
+        try:
+            with transaction.atomic(using=using):
+                _call(function, arguments)
+                if not Job.objects.using(using).complete([claim]):
+                    raise _ClaimLost
+            return Completed(recorded=True)
+        except (DatabaseError, InterfaceError) as error:
+            what = verdict(error)
+            if what is Verdict.UNKNOWN and not connections[using].is_usable():
+                # Lost, perhaps after its COMMIT: then the row is gone, and the fence finds nothing to give back.
+                logger.warning("%r lost its database, given back uncharged: %s", claim, clean(_text(error)))
+                return Released()
+            if what is not Verdict.ROLLED_BACK or repeat == ATOMIC_REPEATS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _after_failure(claim: Claim, error: BaseException, started: float) -> Outcome:
+    failure = _describe(error, started)
+    if isinstance(error, Discard) or claim.attempt > claim.max_retries:
+        return Dead(failure)
+    if isinstance(error, Retry) and error.delay is not None:
+        return Retrying(failure, error.delay)
+    handler = registry.find(claim.job_type)
+    return Retrying(failure, retry_delay(handler.backoff if handler else None, claim.attempt, error))
+
+
+# -- what is kept of an error
+
+
+def _describe(error: BaseException, started: float) -> Failure:
+    limit = conf().MAX_ERROR_BYTES
+    kind = type(error)
+    text = _text(error)
+    if isinstance(error, (Discard, registry.NoHandler)):
+        shown = text
+    else:
+        shown = f"{kind.__name__}: {text}" if text else kind.__name__
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:
+        trace = f"{kind.__module__}.{kind.__qualname__}: (its traceback could not be formatted)"
+    return Failure(
+        error=shorten(shown, limit),
+        exception=clean(f"{kind.__module__}.{kind.__qualname__}"),
+        traceback=shorten(trace, limit),
+        started=started,
+        ended=time.time(),
+    )
+
+
+def _text(error: BaseException) -> str:
+    """``str(error)``, whatever its ``__str__`` does."""
+    for show in (str, repr):
+        try:
+            return show(error)
+        except Exception:
+            continue
+    return f"(the text of this {type(error).__name__} could not be read)"

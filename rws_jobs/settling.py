@@ -1,0 +1,126 @@
+"""What is written, said and logged of a job once its run has ended."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from .info import Claim, JobInfo, Status
+from .models import Job
+from .outcomes import Completed, Dead, Lost, Outcome, Released, Retrying, Snoozed
+from .querysets import JobQuerySet
+from .signals import claim_lost, job_dead, job_retrying, job_succeeded
+
+logger = logging.getLogger("rws_jobs")
+
+Run = tuple[Claim, Outcome]
+DeadHook = Callable[[JobInfo], object]
+
+_dead_hooks: list[DeadHook] = []
+
+
+class ClaimsLost(Exception):
+    """Fewer rows were changed than jobs were to be settled: some are no longer ours."""
+
+
+def on_dead(hook: DeadHook) -> DeadHook:
+    """Call ``hook(job)`` with a :class:`JobInfo` when a worker of this process has put a job on the dead-letter list.
+
+    A decorator or a plain call. Hooks are called in the order of registration, after the commit; one that raises is
+    logged. Raises TypeError when ``hook`` cannot be called.
+    """
+    if not callable(hook):
+        raise TypeError(f"on_dead takes a callable, not {type(hook).__name__}")
+    _dead_hooks.append(hook)
+    return hook
+
+
+def settle(jobs: JobQuerySet, runs: Sequence[Run]) -> None:
+    """Write how these runs ended: one DELETE for all that succeeded, an UPDATE for each other. Raises ClaimsLost."""
+    done = [claim for claim, outcome in runs if outcome == Completed()]
+    settled = jobs.complete(done) if done else 0
+    settled += sum(_write(jobs, claim, outcome) for claim, outcome in runs if outcome != Completed())
+    if settled != len(runs):
+        raise ClaimsLost
+
+
+def _write(jobs: JobQuerySet, claim: Claim, outcome: Outcome) -> int:
+    match outcome:
+        case Retrying(failure, delay):
+            return jobs.retry(claim, failure, delay)
+        case Snoozed(delay):
+            return jobs.snooze(claim, delay)
+        case Dead(failure):
+            return jobs.bury(claim, failure)
+        case Released():
+            return jobs.release(claim)
+        case Completed(recorded=True) | Lost():
+            return 1  # nothing to write
+        case Completed():
+            return jobs.complete([claim])
+
+
+def log(runs: Iterable[Run], seconds: Callable[[Claim], float]) -> None:
+    """One line per run that is worth one: failures and dead letters always, successes at DEBUG."""
+    for claim, outcome in runs:
+        match outcome:
+            case Completed():
+                if logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("%s %s done after %.3f s", claim.job_type, claim.id, seconds(claim), extra=_extra(claim))
+            case Retrying(failure, delay):
+                logger.warning(
+                    "%s %s failed, attempt %d of %d, after %.3f s, next in %g s: %s",
+                    *(claim.job_type, claim.id, claim.attempt, claim.max_retries + 1, seconds(claim), delay),
+                    _one_line(failure.error),
+                    extra=_extra(claim),
+                )
+            case Dead(failure):
+                logger.error(
+                    "%s %s is dead, attempt %d of %d, after %.3f s: %s",
+                    *(claim.job_type, claim.id, claim.attempt, claim.max_retries + 1, seconds(claim)),
+                    _one_line(failure.error),
+                    extra=_extra(claim),
+                )
+            case Lost():
+                logger.warning("%s %s: the claim was lost, nothing written", claim.job_type, claim.id, extra=_extra(claim))
+
+
+def is_heard(outcome: Outcome) -> bool:
+    """True when somebody listens for this outcome; telling nobody should cost nothing."""
+    match outcome:
+        case Completed():
+            return job_succeeded.has_listeners(Job)
+        case Retrying():
+            return job_retrying.has_listeners(Job)
+        case Dead():
+            return bool(_dead_hooks) or job_dead.has_listeners(Job)
+        case Lost():
+            return claim_lost.has_listeners(Job)
+    return False
+
+
+def announce(claim: Claim, outcome: Outcome) -> None:
+    """Call the hooks and signal receivers of a committed outcome, each by itself. Never raises."""
+    match outcome:
+        case Completed():
+            job_succeeded.send_robust(Job, job=claim.info("succeeded"))
+        case Retrying(failure):
+            info = claim.info(Status.PENDING.value, attempts=claim.attempts + 1, error=failure.error)
+            job_retrying.send_robust(Job, job=info)
+        case Dead(failure):
+            info = claim.info(Status.FAILED.value, attempts=claim.attempts + 1, error=failure.error)
+            for hook in list(_dead_hooks):
+                try:
+                    hook(info)
+                except Exception:
+                    logger.exception("on_dead hook %r raised for %r", hook, claim)
+            job_dead.send_robust(Job, job=info)
+        case Lost():
+            claim_lost.send_robust(Job, job=claim.info())
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def _extra(claim: Claim) -> dict[str, object]:
+    return {"job_id": claim.id, "job_type": claim.job_type, "queue": claim.queue, "attempt": claim.attempt}

@@ -1,0 +1,345 @@
+"""The worker: one pump, the only thread that talks to the job table, and the threads that run handlers.
+
+Each turn of the pump is one short transaction that settles what has finished and claims what fits; jobs start once its
+COMMIT has returned. Batches form because turns take time: under load hundreds of jobs share a transaction, an idle worker
+settles a single job at once. When a turn fails, what is known decides (see ``_turn_failed``); nothing here ends of a
+database error, and an outcome is kept in memory until it is written or its claim is found lost.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection
+from functools import partial
+
+from django.db import DatabaseError, InterfaceError, connections, router
+
+from . import registry
+from .conf import conf
+from .executor import execute
+from .info import Claim
+from .lanes import Lanes
+from .liveness import Heart
+from .maintenance import Maintenance
+from .models import Job
+from .outages import OutageLog, Patience, Verdict, verdict
+from .outcomes import Completed, Dead, Failure, Lost, Released, Retrying
+from .prefetch import Prefetch
+from .settling import ClaimsLost, Run, is_heard, log, settle
+from .threads import Announcer, ExecutorThreads
+from .transactions import short_transaction
+
+logger = logging.getLogger("rws_jobs")
+
+FIRST_PAUSE = 0.005
+SUMMARY_INTERVAL = 10.0
+
+
+class Worker:
+    """Works jobs off in the background of this process.
+
+    ``queues``: the names to serve, None for all, but those in ``exclude_queues``. ``threads``: how many jobs run at once.
+    ``poll_interval`` (seconds) defaults to ``POLL_INTERVAL``. ``schedules=False`` leaves schedules to others. With
+    ``drain`` it ends when nothing is due, with ``max_jobs`` after so many jobs. Raises ValueError for bad arguments.
+    """
+
+    def __init__(
+        self,
+        queues: Collection[str] | None = None,
+        threads: int = 4,
+        *,
+        exclude_queues: Collection[str] = (),
+        poll_interval: float | None = None,
+        schedules: bool = True,
+        drain: bool = False,
+        max_jobs: int | None = None,
+    ) -> None:
+        if isinstance(queues, str) or isinstance(exclude_queues, str):
+            raise ValueError("queues are a list of names, not one text")
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        if max_jobs is not None and max_jobs < 1:
+            raise ValueError(f"max_jobs must be at least 1, not {max_jobs}")
+        self.using = router.db_for_write(Job)
+        self.counts: Counter[str] = Counter()
+        known = registry.job_types() if conf().UNKNOWN_JOBS == "leave" else None
+        self._lanes = Lanes(queues, exclude_queues, known)
+        self._heart = Heart(self.using, queues=sorted(queues) if queues else None, threads=threads)
+        self._maintenance = Maintenance(self._heart, schedules=schedules, on_declared_dead=self._declared_dead)
+        self._wake = threading.Event()
+        self._threads = ExecutorThreads(threads, partial(execute, using=self.using), self._wake)
+        self._announcer = Announcer()
+        self._prefetch = Prefetch(threads)
+        self._pump = threading.Thread(target=self._run, name="rws_jobs pump", daemon=True)
+        self._poll_interval = conf().POLL_INTERVAL if poll_interval is None else poll_interval
+        self._drain, self._left = drain, max_jobs
+
+        self._held: dict[str, Claim] = {}  # claimed and not settled
+        self._unsettled: list[Run] = []  # finished, but their turn failed
+        self._doubtful: set[str] = set()  # their COMMIT was not answered: settled, or not
+        self._stopping = self._abandoning = self._was_declared_dead = self._apart = self._empty = False
+        self._last_claim_full = False
+        self._next_audit = 0.0
+        self._pause = FIRST_PAUSE
+        self._patience, self._outage = Patience(), OutageLog("worker")
+        self._next_summary, self._summed = 0.0, Counter[str]()
+
+    # -- from outside
+
+    def start(self) -> None:
+        """Register this worker in the database and start its threads. Raises the database's error if it is not there."""
+        self._heart.register()
+        self._next_summary = time.monotonic() + SUMMARY_INTERVAL
+        self._threads.start()
+        self._maintenance.start()
+        self._pump.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Claim nothing more, give back what has not started, and wait for the rest, at most ``timeout`` seconds.
+
+        True when all has ended. False when jobs still run: they are settled when they end, and ``stop()`` may be called
+        again to wait for that.
+        """
+        self._stopping = True
+        self._wake.set()
+        return self.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the worker has ended, at most ``timeout`` seconds. True when it has."""
+        self._pump.join(timeout)
+        return not self._pump.is_alive()
+
+    def abandon(self, timeout: float = 2.0) -> list[Claim]:
+        """Give running jobs back, uncharged, and answer them. Only for a process that ends right after: their handlers
+        still run, and another worker may start the same jobs."""
+        self._abandoning = True
+        self.stop(timeout)
+        return list(self._held.values())
+
+    # -- the pump
+
+    def _run(self) -> None:
+        while not self._done():
+            self._wake.clear()
+            try:
+                self._turn()
+                self._outage.back()
+                self._patience.reset()
+            except (DatabaseError, InterfaceError) as error:
+                self._turn_failed(error)
+            except Exception:
+                # A fault of ours must not leave claimed jobs behind with nobody to settle them.
+                logger.exception("a turn of the worker failed; it goes on")
+                self._pause = self._patience.wait()
+            self._summarize()
+            if not self._threads.finished and not self._done():
+                self._wake.wait(self._pause)
+        self._leave()
+
+    def _turn(self) -> None:
+        if time.monotonic() >= self._next_audit:
+            self._audit()
+        runs = self._collect()
+        room = 0 if self._apart and runs else self._room()
+        jobs = Job.objects.using(self.using)
+        # Look before a transaction: an idle worker takes no write lock on SQLite, and sends one statement.
+        if not runs and not (room and (self._lanes.hot or self._lanes.heads(jobs, 1))):
+            self._rest(looked=room > 0)
+            return
+        self._unsettled = runs
+        claims: list[Claim] = []
+        try:
+            with short_transaction(self.using):
+                settle(jobs, runs)
+                if room:
+                    claims = jobs.claim(self._heart.worker, self._lanes, room)
+        except ClaimsLost:
+            self._settle_singly()
+            return
+        self._apart = False
+        self._settled(runs)
+        self._start(claims, room)
+
+    def _collect(self) -> list[Run]:
+        """What has ended since the last turn, and what is to be given back."""
+        runs, self._unsettled = self._unsettled, []
+        finished = self._threads.finished
+        while finished:
+            runs.append(finished.popleft())
+        if self._stopping or self._was_declared_dead or self._prefetch.overslept(self._threads.oldest_waits):
+            runs += [(claim, Released()) for claim in self._threads.take_back()]
+            self._was_declared_dead = False
+        if self._abandoning:
+            settled = {claim.id for claim, _ in runs}
+            runs += [(claim, Released()) for claim in self._held.values() if claim.id not in settled]
+        return runs
+
+    def _room(self) -> int:
+        if self._stopping or not self._heart.trusted:
+            return 0
+        threads = self._threads
+        self._prefetch.adapt(
+            oldest_waits=threads.oldest_waits,
+            ran_dry=threads.ran_dry,
+            last_claim_full=self._last_claim_full,
+            recent_run=threads.recent_run,
+        )
+        room = self._prefetch.room(free_threads=threads.count - threads.running, unstarted=threads.unstarted)
+        return room if self._left is None else min(room, self._left)
+
+    def _start(self, claims: list[Claim], room: int) -> None:
+        # A job still in flight here (another program reset its row) is not started a second time; the audit sees to it.
+        fresh = [claim for claim in claims if claim.id not in self._held]
+        self._held.update((claim.id, claim) for claim in fresh)
+        if self._left is not None:
+            self._left -= len(fresh)
+        if fresh:
+            self._threads.put(fresh)
+        self._last_claim_full = self._lanes.hot = bool(room) and len(claims) == room
+        if room and not self._last_claim_full:
+            self._lanes.cool()
+        self._empty = not claims and room > 0
+        self._pause = 0.0 if self._last_claim_full and self._room() else FIRST_PAUSE
+
+    def _rest(self, *, looked: bool) -> None:
+        if looked:
+            self._lanes.cool()
+            self._last_claim_full = False
+            self._empty = True
+        self._pause = min(max(2 * self._pause, FIRST_PAUSE), self._poll_interval)
+
+    def _done(self) -> bool:
+        out_of_work = self._stopping or self._left == 0 or (self._drain and self._empty)
+        return not self._held and out_of_work or (self._abandoning and not self._held)
+
+    # -- settling
+
+    def _settled(self, runs: list[Run]) -> None:
+        self._unsettled = []
+        now = time.monotonic()
+        log(runs, lambda claim: now - claim.since)
+        for claim, outcome in runs:
+            self._held.pop(claim.id, None)
+            self._doubtful.discard(claim.id)
+            self.counts[type(outcome).__name__] += 1
+            if is_heard(outcome):
+                self._announcer.put(claim, outcome)
+
+    def _settle_singly(self) -> None:
+        """Each run in a transaction of its own: the fence tells which claims were lost, and one bad value spoils one."""
+        while self._unsettled:
+            claim, outcome = self._unsettled[0]
+            try:
+                with short_transaction(self.using):
+                    settle(Job.objects.using(self.using), [(claim, outcome)])
+            except ClaimsLost:
+                # Nothing changed by a statement whose first try was not answered means that the first try did it.
+                if claim.id not in self._doubtful:
+                    outcome = Lost()
+            except (DatabaseError, InterfaceError) as error:
+                if verdict(error) is not Verdict.BAD_DATA:
+                    raise
+                bare = _bare(outcome, error)
+                if bare == outcome:
+                    logger.exception("%r: its outcome cannot be written, given up", claim)
+                    self._held.pop(claim.id, None)
+                    self._unsettled.pop(0)
+                else:
+                    self._unsettled[0] = (claim, bare)
+                continue
+            rest = self._unsettled[1:]
+            self._settled([(claim, outcome)])
+            self._unsettled = rest
+
+    def _turn_failed(self, error: Exception) -> None:
+        """Runs are kept in ``_unsettled``. Claims of a turn that failed are forgotten: not one of them has started."""
+        what = verdict(error)
+        if what is Verdict.ROLLED_BACK:
+            # Nothing happened; at once again, but settle and claim apart, so that one does not undo the other for ever.
+            self._apart = True
+            self._pause = 0.0 if not self._outage.out else self._patience.wait()
+            return
+        if what is Verdict.BAD_DATA and self._unsettled:
+            try:
+                self._settle_singly()
+                return
+            except (DatabaseError, InterfaceError) as another:
+                error = another
+        # The COMMIT may have been done and its answer lost: what we settled may be settled, and rows may be ours that
+        # we do not know of. The next good turn begins with an audit.
+        self._doubtful.update(claim.id for claim, _ in self._unsettled)
+        self._next_audit = 0.0
+        self._outage.lost(error)
+        self._lanes.cool()
+        connections[self.using].close()
+        self._pause = self._patience.wait()
+        if self._abandoning:
+            self._held.clear()
+
+    def _audit(self) -> None:
+        """Compare the rows that are this worker's with those that it knows of; each side may miss some."""
+        worker = self._heart.worker
+        mine = {claim.id: claim for claim in Job.objects.using(self.using).owned_by(worker).as_claims()}
+        settling = {claim.id for claim, _ in self._unsettled}
+        unknown = [claim for pk, claim in mine.items() if pk not in self._held]
+        lost = {
+            claim.id
+            for claim in self._held.values()
+            if claim.worker == worker and claim.id not in mine and claim.id not in settling
+        }
+        for claim in unknown:
+            self._unsettled.append((claim, Released()))
+        if lost:
+            kept = [claim for claim in self._threads.take_back() if claim.id not in lost or self._drop(claim)]
+            self._threads.put(kept)
+        self._next_audit = time.monotonic() + conf().HEARTBEAT_INTERVAL
+
+    def _drop(self, claim: Claim) -> None:
+        """A claim lost before it started. (One that runs is found lost by the fence when it ends.)"""
+        self._settled([(claim, Lost())])
+
+    def _declared_dead(self) -> None:
+        """Called by maintenance: under a new id, what has not started is given back if it is still ours."""
+        self._heart.register()
+        self._was_declared_dead = True
+        self._wake.set()
+
+    # -- the end
+
+    def _leave(self) -> None:
+        self._threads.dismiss()
+        self._announcer.stop()
+        self._maintenance.stop()
+        self._summarize(last=True)
+        try:
+            self._heart.stop()
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("worker %s could not remove its row: %s", self._heart.worker, error)
+        connections.close_all()
+
+    def _summarize(self, last: bool = False) -> None:
+        """One line every ten seconds while there is work."""
+        now = time.monotonic()
+        if now < self._next_summary and not last:
+            return
+        news = self.counts - self._summed
+        if news:
+            seconds = now - self._next_summary + SUMMARY_INTERVAL
+            done, retried, dead = (news[outcome.__name__] for outcome in (Completed, Retrying, Dead))
+            logger.info(
+                "worked off %d jobs in %.1f s (%.0f/s): %d done, %d to be retried, %d dead",
+                *(done + retried + dead, seconds, (done + retried + dead) / max(seconds, 0.001), done, retried, dead),
+            )
+            self._summed = Counter(self.counts)
+        self._next_summary = now + SUMMARY_INTERVAL
+
+
+def _bare(outcome: object, error: Exception) -> object:
+    """The same outcome with an error text that every database takes."""
+    if isinstance(outcome, (Retrying, Dead)):
+        failure = outcome.failure
+        text = f"(the error could not be stored: {type(error).__name__})"
+        bare = Failure(error=text, exception="", traceback="", started=failure.started, ended=failure.ended)
+        return Retrying(bare, outcome.delay) if isinstance(outcome, Retrying) else Dead(bare)
+    return outcome
