@@ -66,7 +66,10 @@ def problems() -> list[tuple[str, str]]:
     current = {**{field.name: field.default for field in fields(Conf)}, **_given()}
     if not found and current["DEAD_AFTER"] < 2 * current["HEARTBEAT_INTERVAL"]:
         found.append(
-            ("DEAD_AFTER", "RWS_JOBS['DEAD_AFTER'] must be at least twice HEARTBEAT_INTERVAL: one late beat is not death.")
+            (
+                "DEAD_AFTER",
+                "RWS_JOBS['DEAD_AFTER'] must be at least twice HEARTBEAT_INTERVAL: one late beat is not death.",
+            )
         )
     return found
 

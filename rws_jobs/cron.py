@@ -205,10 +205,8 @@ def _next_match(expression: Expression, wall: int) -> int | None:
 
 def _next_in_real_time(expression: Expression, after: int, zone: ZoneInfo) -> int | None:
     reached, wall = after, _wall(zone, after)
-    while reached - after < _HORIZON:  # a time that is skipped whenever its date comes would be sought for ever
-        due = _next_match(expression, wall)
-        if due is None:
-            return None
+    # The horizon ends the search for a time that is skipped whenever its date comes.
+    while reached - after < _HORIZON and (due := _next_match(expression, wall)) is not None:
         candidate = due - (_wall(zone, reached) - reached)
         near = min(candidate, reached + _DAY)
         change = _offset_change(zone, reached, near)

@@ -56,7 +56,11 @@ def _finish(using: str, claim: Claim, outcome: Outcome) -> None:
     if is_heard(outcome):
         announce(claim, outcome)
     on_main_thread = threading.current_thread() is threading.main_thread()
-    if isinstance(outcome, (Retrying, Dead)) and outcome.failure.exception == "builtins.KeyboardInterrupt" and on_main_thread:
+    if (
+        isinstance(outcome, (Retrying, Dead))
+        and outcome.failure.exception == "builtins.KeyboardInterrupt"
+        and on_main_thread
+    ):
         # Somebody pressed Ctrl-C at this program, not at a worker: the job is settled, and the program may stop.
         raise KeyboardInterrupt
 

@@ -201,7 +201,9 @@ def _due(value: object) -> int:
     if isinstance(value, datetime):
         if timezone.is_naive(value):
             if settings.USE_TZ:
-                raise ValueError("run_at is a naive datetime: make it aware, e.g. with django.utils.timezone.make_aware()")
+                raise ValueError(
+                    "run_at is a naive datetime: make it aware, e.g. with django.utils.timezone.make_aware()"
+                )
             value = timezone.make_aware(value, timezone.get_default_timezone())
         value = value.timestamp()
     if isinstance(value, bool) or not isinstance(value, (int, float)):

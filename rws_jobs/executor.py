@@ -1,10 +1,10 @@
 """Run one claimed job and say how it ended. Never raises."""
 
-import inspect
 import logging
 import time
 import traceback
 from contextvars import Context
+from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -14,10 +14,24 @@ from . import registry
 from .conf import conf
 from .context import CurrentJob, set_current
 from .info import Claim
-from .isolation import drop_connections, open_connections, refresh_connections
+from .isolation import drop_connections, refresh_connections
 from .models import Job
 from .outages import Verdict, verdict
-from .outcomes import Completed, Dead, Discard, Failure, Lost, Outcome, Released, Retry, Retrying, Snooze, Snoozed, retry_delay
+from .outcomes import (
+    COMPLETED,
+    Completed,
+    Dead,
+    Discard,
+    Failure,
+    Lost,
+    Outcome,
+    Released,
+    Retry,
+    Retrying,
+    Snooze,
+    Snoozed,
+    retry_delay,
+)
 from .signals import job_started
 from .text import clean, shorten
 
@@ -30,6 +44,9 @@ ATOMIC_REPEATS = 3
 class LeftOpen(Exception):
     """A handler returned inside a transaction that it had begun: what it wrote was rolled back."""
 
+    def __init__(self, aliases: set[str]) -> None:
+        super().__init__(f"the handler left a transaction open on {', '.join(sorted(aliases))}; it was rolled back")
+
 
 class _ClaimLost(Exception):
     """Ends an atomic job's transaction whose row is no longer ours."""
@@ -38,47 +55,46 @@ class _ClaimLost(Exception):
 def execute(claim: Claim, using: str) -> Outcome:
     """Run the handler of a claimed job, in a context of its own; ``using`` is the alias of the job table."""
     started = time.time()
-    open_before = open_connections()
+    inside = refresh_connections()
+    outcome: Outcome
     try:
-        refresh_connections()
         # A fresh context: language, time zone and context variables of one job are not seen by the next.
-        return Context().run(_run, claim, using)
+        outcome = Context().run(_run, claim, using)
     except Snooze as snooze:
-        return Snoozed(snooze.delay)
+        outcome = Snoozed(snooze.delay)
     except _ClaimLost:
-        return Lost()
+        outcome = Lost()
     except BaseException as error:
         # SystemExit and KeyboardInterrupt too: only a real signal stops a worker, one job must not stop the fleet.
-        return _after_failure(claim, error, started)
-    finally:
-        drop_connections(open_connections() - open_before)
-        refresh_connections()
+        outcome = _after_failure(claim, error, started)
+    if left_open := refresh_connections() - inside:
+        drop_connections(left_open)
+        if outcome is COMPLETED:
+            outcome = _after_failure(claim, LeftOpen(left_open), started)
+    return outcome
 
 
 def _run(claim: Claim, using: str) -> Outcome:
     scheduled_for = claim.extensions.get("scheduled_for") if claim.meta else None
     set_current(CurrentJob(claim.id, claim.job_type, claim.queue, claim.attempt, claim.max_retries, scheduled_for))
-    if job_started.has_listeners(Job):
+    if job_started.receivers:
         job_started.send_robust(Job, job=claim.info())
     handler = registry.resolve(claim.job_type)
     function, arguments = handler.bind(claim.payload)
     if handler.atomic:
         return _run_atomic(function, arguments, claim, using)
     _call(function, arguments)
-    return Completed()
+    return COMPLETED
 
 
 def _call(function: Any, arguments: dict[str, Any] | tuple[Any, ...]) -> None:
-    if inspect.iscoroutinefunction(function):
+    if iscoroutinefunction(function):
         # Its sync_to_async parts, the ORM's above all, come back to this thread and to connections that we look after.
         function = async_to_sync(function)
-    open_before = open_connections()
     if isinstance(arguments, dict):
         function(**arguments)
     else:
         function(*arguments)
-    if left_open := open_connections() - open_before:
-        raise LeftOpen(f"the handler returned with a transaction open on {', '.join(left_open)}; it was rolled back")
 
 
 def _run_atomic(function: Any, arguments: dict[str, Any] | tuple[Any, ...], claim: Claim, using: str) -> Outcome:

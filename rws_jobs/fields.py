@@ -4,6 +4,7 @@ from typing import Any
 
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.sql.compiler import SQLCompiler
 
 
 class KeyField(models.CharField):  # type: ignore[type-arg]
@@ -29,3 +30,25 @@ class KeyField(models.CharField):  # type: ignore[type-arg]
             mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
             parameters["collation"] = "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
         return parameters
+
+
+@KeyField.register_lookup
+class AnyOf(models.Lookup):  # type: ignore[type-arg]
+    """``pk__any=[…]``: one of these keys, which are plain strings.
+
+    What ``__in`` means, for lists of hundreds: Django prepares each value of an ``__in`` by itself, and psycopg parses a
+    placeholder for each, together 4 ms for 256 ids. On PostgreSQL it is one array.
+    """
+
+    lookup_name = "any"
+    prepare_rhs = False
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+        column, params = self.process_lhs(compiler, connection)
+        keys = list(self.rhs)
+        placeholders = ", ".join(["%s"] * len(keys)) or "NULL"
+        return f"{column} IN ({placeholders})", [*params, *keys]
+
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+        column, params = self.process_lhs(compiler, connection)
+        return f"{column} = ANY(%s)", [*params, list(self.rhs)]

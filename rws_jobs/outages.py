@@ -78,7 +78,10 @@ class OutageLog:
             expected = isinstance(error, (DatabaseError, InterfaceError))
             text = " ".join(str(error).split())
             logger.error(
-                "%s: database error, trying again until it works: %s: %s", self._who, type(error).__name__, text,
+                "%s: database error, trying again until it works: %s: %s",
+                self._who,
+                type(error).__name__,
+                text,
                 exc_info=None if expected else error,
             )
 

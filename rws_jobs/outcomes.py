@@ -133,6 +133,9 @@ class Completed:
     recorded: bool = False
 
 
+COMPLETED = Completed()
+
+
 @dataclass(frozen=True, slots=True)
 class Retrying:
     """Failed, with attempts left: due again in ``delay`` seconds."""

@@ -28,7 +28,6 @@ from django.utils.functional import LazyObject, Promise
 from .text import flaw
 
 Path = tuple[object, ...]  # an argument's name, then keys and indexes
-
 MAX_DEPTH = 100  # far below every reader's recursion limit; also where a structure that contains itself is caught
 
 
@@ -55,7 +54,20 @@ def decode(text: str) -> dict[str, object]:
     return arguments
 
 
-# -- values to JSON text, refusing what would not come back
+def _write(value: object, path: Path) -> str:
+    """One value as JSON text. What would not come back as it is, is refused."""
+    if len(path) > MAX_DEPTH:
+        raise ValueError(f"{_place(path)}: nested more than {MAX_DEPTH} levels deep, or contains itself")
+    kind = type(value)  # not isinstance(): a SimpleLazyObject claims the class of whatever it wraps
+    for base in kind.__mro__:
+        if base in _WRITERS:
+            return _WRITERS[base](value, path)
+    # request.user is a LazyObject: to look inside would query the database, and raise in async code.
+    model = hasattr(getattr(kind, "_meta", None), "pk") or issubclass(kind, LazyObject)
+    hint = "pass its primary key" if model else "pass text, numbers, lists, dicts, dates, times, UUID or Decimal"
+    raise TypeError(f"{_place(path)}: {kind.__name__} is not storable; {hint}")
+
+
 def _text(value: str, path: Path, what: str = "text") -> str:
     if found := flaw(value):
         raise ValueError(f"{_place(path)}: the {what} {found}")
@@ -63,20 +75,15 @@ def _text(value: str, path: Path, what: str = "text") -> str:
 
 
 def _list(value: list[object] | tuple[object, ...], path: Path) -> str:
-    _check_depth(path)
-    items = [_WRITERS.get(type(item), _by_base)(item, (*path, index)) for index, item in enumerate(value)]
-    return f"[{','.join(items)}]"
+    return f"[{','.join([_write(item, (*path, index)) for index, item in enumerate(value)])}]"
 
 
 def _dict(value: dict[Any, object], path: Path) -> str:
-    _check_depth(path)
-    members = {}
+    members = []
     for key, item in dict.items(value):  # not value.items(): a QueryDict's leaves out all but the last of its values
         here = (*path, key)
-        members[_key(key, here)] = _WRITERS.get(type(item), _by_base)(item, here)
-    if len(members) < len(value):  # an enum member and the str it equals hash differently: two keys here, one in JSON
-        raise ValueError(f"{_place(path)}: two of the keys are the same text")
-    text = ",".join([f"{key}:{item}" for key, item in members.items()])
+        members.append(f"{_key(key, here)}:{_write(item, here)}")
+    text = ",".join(members)
     if len(members) == 1 and text.startswith('"$'):
         text = '"$' + text[1:]
     return f"{{{text}}}"
@@ -90,17 +97,6 @@ def _key(key: object, path: Path) -> str:
     return _text(key, path, "key")
 
 
-def _by_base(value: object, path: Path) -> str:
-    kind = type(value)  # not isinstance(): a SimpleLazyObject claims the class of whatever it wraps
-    for base in kind.__mro__:
-        if base in _WRITERS:
-            return _WRITERS[base](value, path)
-    # request.user is a LazyObject: to look inside would query the database, and raise in async code.
-    model = hasattr(getattr(kind, "_meta", None), "pk") or issubclass(kind, LazyObject)
-    hint = "pass its primary key" if model else "pass text, numbers, lists, dicts, dates, times, UUID or Decimal"
-    raise TypeError(f"{_place(path)}: {kind.__name__} is not storable; {hint}")
-
-
 def _leaf(write: Callable[[Any], str], value: object, path: Path) -> str:
     try:
         return write(value)
@@ -108,28 +104,26 @@ def _leaf(write: Callable[[Any], str], value: object, path: Path) -> str:
         raise type(error)(f"{_place(path)}: {error}") from None
 
 
-def _check_depth(path: Path) -> None:
-    if len(path) > MAX_DEPTH:
-        raise ValueError(f"{_place(path)}: nested more than {MAX_DEPTH} levels deep, or contains itself")
-
-
 def _place(path: Path) -> str:
     """Say where in the arguments something was found: argument 'order' at ['lines'][2]."""
-    if not path:
-        return "the arguments"
-    name, *steps = map(_brief, path[:10])
+    name, *steps = map(_brief.repr, path[:10])
     where = "".join(f"[{step}]" for step in steps) + ("…" if len(path) > 10 else "")
     return f"argument {name} at {where}" if where else f"argument {name}"
 
 
-# -- values that JSON has no form for
+_brief = reprlib.Repr()  # a key may be a megabyte long
+_brief.maxstring = _brief.maxother = 100
+
+
 def _write_time(value: datetime | time) -> str:
     """ISO 8601 and the zone's name, as RFC 9557, Java and JavaScript's Temporal write it; then the fold, if 1."""
     zone, name = value.tzinfo, ""
     if isinstance(zone, ZoneInfo) and zone.key:
         name = f"[{zone.key}]"
+    elif isinstance(zone, timezone) and zone.utcoffset(None).microseconds:
+        raise ValueError(f"{zone} has a fraction of a second, which Python does not always read back; round it")
     elif zone is not None and not isinstance(zone, timezone):
-        raise TypeError(f"its time zone {zone!r} cannot be stored; use zoneinfo.ZoneInfo(name) or datetime.timezone")
+        raise TypeError(f"its time zone, a {type(zone)}, is not storable; use zoneinfo.ZoneInfo or datetime.timezone")
     return value.isoformat() + name + ("[fold=1]" if value.fold else "")
 
 
@@ -180,11 +174,11 @@ def _read_tag(found: dict[str, object]) -> object:
     if key.startswith("$$"):
         return {key[1:]: value}
     if key not in _READERS or not isinstance(value, str):
-        raise ValueError(f"{{{_brief(key)}: {_brief(value)}}} is no tag; a plain key is written with one more $")
+        raise ValueError(f"unknown tag {_brief.repr({key: value})}; write a plain key with one more $ in front")
     try:
         return _READERS[key](value)
     except Exception as error:  # text from anywhere: whatever a constructor raises, the payload is at fault
-        raise ValueError(f"{{{_brief(key)}: {_brief(value)}}} cannot be read: {error}") from error
+        raise ValueError(f"unreadable {_brief.repr({key: value})}: {_brief.repr(error)}") from error
 
 
 _READERS = {tag: read for tag, _, _, read in _TAGS}
@@ -199,7 +193,6 @@ _WRITERS: dict[type, Callable[[Any, Path], str]] = {
     dict: _dict,
     **{kind: partial(_leaf, partial(_write_tag, tag, write)) for tag, kind, write, _ in _TAGS},
 }
-_brief = reprlib.Repr().repr  # of a key or value that may be a megabyte long, or hold what no error text could
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 _from_json = json.JSONDecoder(parse_constant=_finite).decode
 _from_tagged_json = json.JSONDecoder(parse_constant=_finite, object_hook=_read_tag).decode

@@ -79,7 +79,9 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def as_infos(self) -> list[JobInfo]:
         """These jobs as plain values."""
-        return [JobInfo(**dict(zip(INFO_COLUMNS, row, strict=True))) for row in self.values_list(*INFO_COLUMNS.values())]
+        return [
+            JobInfo(**dict(zip(INFO_COLUMNS, row, strict=True))) for row in self.values_list(*INFO_COLUMNS.values())
+        ]
 
     # -- (nothing) → pending
 
@@ -157,13 +159,13 @@ class JobQuerySet(models.QuerySet["Job"]):
             return []
         ids = [head[0] for head in heads]
         won = (
-            self.filter(pk__in=ids, status__range=(PENDING, PENDING))
+            self.filter(pk__any=ids, status__range=(PENDING, PENDING))
             .order_by()
             .update(status=RUNNING, claimed_by=worker, claimed_at=UnixNow())
         )
         if won != len(heads):
             # Without row locks others may have been faster; what they left is read again, as it is now.
-            mine = {head[0]: head for head in self.owned_by(worker).filter(pk__in=ids).values_list(*CLAIM_COLUMNS)}
+            mine = {head[0]: head for head in self.owned_by(worker).filter(pk__any=ids).values_list(*CLAIM_COLUMNS)}
             heads = [mine[pk] for pk in ids if pk in mine]
         return [Claim(*head, worker=worker) for head in heads]
 
@@ -186,7 +188,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         for claim in claims:
             by_fence[claim.worker, claim.attempts].append(claim.id)
         return sum(
-            self.owned_by(worker).filter(pk__in=ids, attempts=attempts)._raw_delete(self.db)
+            self.owned_by(worker).filter(pk__any=ids, attempts=attempts)._raw_delete(self.db)
             for (worker, attempts), ids in by_fence.items()
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .info import Claim, JobInfo, Status
 from .models import Job
-from .outcomes import Completed, Dead, Lost, Outcome, Released, Retrying, Snoozed
+from .outcomes import COMPLETED, Completed, Dead, Lost, Outcome, Released, Retrying, Snoozed
 from .querysets import JobQuerySet
 from .signals import claim_lost, job_dead, job_retrying, job_succeeded
 
@@ -35,9 +35,10 @@ def on_dead(hook: DeadHook) -> DeadHook:
 
 def settle(jobs: JobQuerySet, runs: Sequence[Run]) -> None:
     """Write how these runs ended: one DELETE for all that succeeded, an UPDATE for each other. Raises ClaimsLost."""
-    done = [claim for claim, outcome in runs if outcome == Completed()]
+    done = [claim for claim, outcome in runs if outcome is COMPLETED]
     settled = jobs.complete(done) if done else 0
-    settled += sum(_write(jobs, claim, outcome) for claim, outcome in runs if outcome != Completed())
+    if len(done) < len(runs):
+        settled += sum(_write(jobs, claim, outcome) for claim, outcome in runs if outcome is not COMPLETED)
     if settled != len(runs):
         raise ClaimsLost
 
@@ -52,19 +53,19 @@ def _write(jobs: JobQuerySet, claim: Claim, outcome: Outcome) -> int:
             return jobs.bury(claim, failure)
         case Released():
             return jobs.release(claim)
-        case Completed(recorded=True) | Lost():
-            return 1  # nothing to write
-        case Completed():
-            return jobs.complete([claim])
+        case Completed() | Lost():
+            return 1  # nothing to write any more
 
 
 def log(runs: Iterable[Run], seconds: Callable[[Claim], float]) -> None:
     """One line per run that is worth one: failures and dead letters always, successes at DEBUG."""
+    debug = logger.isEnabledFor(logging.DEBUG)
     for claim, outcome in runs:
+        if outcome is COMPLETED and not debug:
+            continue
         match outcome:
-            case Completed():
-                if logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("%s %s done after %.3f s", claim.job_type, claim.id, seconds(claim), extra=_extra(claim))
+            case Completed() if debug:
+                logger.debug("%s %s done after %.3f s", claim.job_type, claim.id, seconds(claim), extra=_extra(claim))
             case Retrying(failure, delay):
                 logger.warning(
                     "%s %s failed, attempt %d of %d, after %.3f s, next in %g s: %s",
@@ -80,20 +81,22 @@ def log(runs: Iterable[Run], seconds: Callable[[Claim], float]) -> None:
                     extra=_extra(claim),
                 )
             case Lost():
-                logger.warning("%s %s: the claim was lost, nothing written", claim.job_type, claim.id, extra=_extra(claim))
+                logger.warning(
+                    "%s %s: the claim was lost, nothing written", claim.job_type, claim.id, extra=_extra(claim)
+                )
 
 
 def is_heard(outcome: Outcome) -> bool:
     """True when somebody listens for this outcome; telling nobody should cost nothing."""
     match outcome:
         case Completed():
-            return job_succeeded.has_listeners(Job)
+            return bool(job_succeeded.receivers)
         case Retrying():
-            return job_retrying.has_listeners(Job)
+            return bool(job_retrying.receivers)
         case Dead():
-            return bool(_dead_hooks) or job_dead.has_listeners(Job)
+            return bool(_dead_hooks or job_dead.receivers)
         case Lost():
-            return claim_lost.has_listeners(Job)
+            return bool(claim_lost.receivers)
     return False
 
 

@@ -65,8 +65,8 @@ def check_text(
 
 def flaw(text: str) -> str | None:
     """Say what keeps a text from being stored ("has a NUL character at …"), or None: the usual, quick answer."""
-    if "\0" in text:
-        return f"has a NUL character at position {text.index(chr(0))}, which PostgreSQL cannot store: remove it"
+    if (nul := text.find("\0")) >= 0:
+        return f"has a NUL character at position {nul}, which PostgreSQL cannot store: remove it"
     if not text.isascii():
         try:
             text.encode()

@@ -27,7 +27,9 @@ LOOK_INTERVAL = 0.1
 
 
 class Command(BaseCommand):
-    help = "Work background jobs off: run what is due, retry what fails, enqueue what is scheduled, until TERM or Ctrl-C."
+    help = (
+        "Work background jobs off: run what is due, retry what fails, enqueue what is scheduled, until TERM or Ctrl-C."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         settings = conf()
@@ -43,7 +45,12 @@ class Command(BaseCommand):
             help=f"longest pause between two looks for work (default: {settings.POLL_INTERVAL:g})",
         )
         add("--drain", action="store_true", help="run what is due now, then exit")
-        add("--max-jobs", type=_number(int, 1, 2**31), metavar="N", help="exit after N jobs, for a supervisor to restart")
+        add(
+            "--max-jobs",
+            type=_number(int, 1, 2**31),
+            metavar="N",
+            help="exit after N jobs, for a supervisor to restart",
+        )
         add("--no-schedules", action="store_true", help="leave schedules to other workers")
         add(
             "--shutdown-timeout",
