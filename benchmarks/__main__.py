@@ -10,7 +10,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 
@@ -60,8 +61,6 @@ def backlog(options: Any) -> None:
 
 def enqueue(options: Any) -> None:
     """``enqueue_many`` against ``bulk_create`` of the same rows, and one ``enqueue`` against one ``save()``."""
-    from django.db import transaction
-
     from benchmarks.jobs import noop
     from rws_jobs import enqueue_many
     from rws_jobs.models import Job
@@ -70,17 +69,16 @@ def enqueue(options: Any) -> None:
     for _ in range(options.runs):
         _clear()
         rows = _rows(options.jobs)
-        plain = _rate(options.jobs, lambda: _bulk_create(rows))
+        plain = _rate(options.jobs, partial(_bulk_create, rows))
         _clear()
         ours = _rate(options.jobs, lambda: enqueue_many([noop.message() for _ in range(options.jobs)]))
         many.append((ours / plain, ours, plain))
         _clear()
         count = max(1, options.jobs // 20)
         rows = _rows(count)
-        plain = _rate(count, lambda: [row.save(force_insert=True) for row in rows])
-        ours = _rate(count, lambda: [noop.enqueue() for _ in range(count)])
+        plain = _rate(count, partial(_each, rows, lambda row: row.save(force_insert=True)))
+        ours = _rate(count, partial(_each, range(count), lambda _: noop.enqueue()))
         single.append((ours / plain, ours, plain))
-    assert not transaction.get_connection().in_atomic_block
     for name, rows, other in (("enqueue_many", many, "bulk_create"), ("enqueue", single, "save()")):
         ratio, ours, plain = (statistics.median(row[i] for row in rows) for i in range(3))
         _line(name, f"{ours:,.0f}/s", f"{other} {plain:,.0f}/s", ratio)
@@ -164,6 +162,11 @@ def _clear() -> None:
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE rws_jobs")
+
+
+def _each(items: Iterable[Any], do: Callable[[Any], object]) -> None:
+    for item in items:
+        do(item)
 
 
 def _rate(count: int, work: Callable[[], object]) -> float:

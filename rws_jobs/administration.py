@@ -26,18 +26,18 @@ def failed_jobs(limit: int = 100) -> list[JobInfo]:
 def retry(job_id: str) -> bool:
     """Give a dead job a full new set of attempts, due now; its history stays.
 
-    True if it was dead; False when it is missing, pending or running. Raises UniqueKeyIsLive when another job of its type
-    and unique key is pending or running.
+    True if it was dead; False when it is missing, pending or running. Raises UniqueKeyIsLive when another job of its
+    type and unique key is pending or running.
     """
     found = _jobs()
     try:
         with transaction.atomic(using=found.db):
             return bool(found.filter(pk=job_id).requeue())
     except IntegrityError:
-        dead = found.filter(pk=job_id).values_list("job_type", "unique_key").first()
-        if dead is None or dead[1] is None:
-            raise
-        raise UniqueKeyIsLive(job_id, found.live(*dead).values_list("pk", flat=True).first()) from None
+        for job_type, unique_key in found.filter(pk=job_id).values_list("job_type", "unique_key"):
+            live = found.live(job_type, unique_key or "").values_list("pk", flat=True).first()
+            raise UniqueKeyIsLive(job_id, live) from None
+        raise
 
 
 def delete(job_id: str) -> bool:

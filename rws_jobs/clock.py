@@ -14,9 +14,9 @@ from .conf import conf
 class UnixNow(models.Func):
     """The database's time in whole unix seconds, as an expression that an index can serve.
 
-    ``UnixNow()`` is rounded down: a claim compares with the second that has begun. ``UnixNow(after=30)`` adds 30 seconds
-    to the fraction and rounds up: a delayed job never starts before its time. With ``RWS_JOBS["CLOCK"] = "local"`` it is
-    this process's clock, for tests that freeze time.
+    ``UnixNow()`` is rounded down: a claim compares with the second that has begun. ``UnixNow(after=30)`` adds 30
+    seconds to the fraction and rounds up: a delayed job never starts before its time. With ``RWS_JOBS["CLOCK"] =
+    "local"`` it is this process's clock, for tests that freeze time.
     """
 
     output_field = models.BigIntegerField()
@@ -25,12 +25,12 @@ class UnixNow(models.Func):
         super().__init__()
         self.after = after
 
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **context: Any) -> Any:
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **context: Any) -> Any:
         if conf().CLOCK == "local":
             now = time.time()
-            return "%s", [math.floor(now) if self.after is None else math.ceil(now + self.after)]
+            return "%s", (math.floor(now) if self.after is None else math.ceil(now + self.after),)
         clock = _CLOCKS[connection.vendor]
-        return (clock.begun, []) if self.after is None else (clock.soonest, [self.after])
+        return (clock.begun, ()) if self.after is None else (clock.soonest, (self.after,))
 
 
 class _Clock(NamedTuple):

@@ -25,14 +25,14 @@ _next_look: dict[str, float] = {}
 def tick(queues: Collection[str] | None = None) -> bool:
     """Claim one due job, of these queues or of any, and run it here. False when none is due.
 
-    True when one was claimed, whatever became of it. Database errors are raised; a job whose outcome could not be written
-    is rescued later, like one whose worker is gone.
+    True when one was claimed, whatever became of it. Database errors are raised; a job whose outcome could not be
+    written is rescued later, like one whose worker is gone.
     """
     if isinstance(queues, str):
         raise ValueError("queues are a list of names, not one text")
     using = router.db_for_write(Job)
     jobs = Job.objects.using(using)
-    lanes = Lanes(queues, job_types=registry.job_types() if conf().UNKNOWN_JOBS == "leave" else None)
+    lanes = Lanes(queues, job_types=registry.job_types if conf().UNKNOWN_JOBS == "leave" else None)
     if not lanes.heads(jobs, 1):
         _look_for_the_lost(using)
         return False

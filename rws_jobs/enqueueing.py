@@ -47,8 +47,8 @@ OPTION_NAMES = tuple(Options.__annotations__)
 class Enqueued(str):
     """The id of a job, and whether this call made it.
 
-    A ``str``: store it, compare it, hand it to ``retry()``. ``created`` is False when a live job with the same unique key
-    was there already; the id is then that job's, and the new payload and options were not used.
+    A ``str``: store it, compare it, hand it to ``retry()``. ``created`` is False when a live job with the same unique
+    key was there already; the id is then that job's, and the new payload and options were not used.
     """
 
     __slots__ = ("created",)
@@ -109,8 +109,9 @@ def message(job_type: str, payload: str = "", **options: Unpack[Options]) -> Mes
 def enqueue(job_type: str, payload: str = "", **options: Unpack[Options]) -> Enqueued:
     """Enqueue a job by the name of its type, with its payload as text. See :class:`Options`.
 
-    An INSERT in the caller's transaction: it is committed, or rolled back, with it. Whether a handler exists is not asked:
-    another program may have it. Raises TypeError or ValueError for bad arguments, and database errors as they come.
+    An INSERT in the caller's transaction: it is committed, or rolled back, with it. Whether a handler exists is not
+    asked: another program may have it. Raises TypeError or ValueError for bad arguments, and database errors as they
+    come.
     """
     return insert(message(job_type, payload, **options))
 
@@ -129,9 +130,7 @@ def enqueue_many(messages: Iterable[Message]) -> list[Enqueued]:
     messages = list(messages)
     for index, item in enumerate(messages):
         if not isinstance(item, Message):
-            raise TypeError(
-                f"enqueue_many() item {index} is a {type(item).__name__}: make it with a job's .message(…) or message(…)"
-            )
+            raise TypeError(f"enqueue_many() item {index} is a {type(item).__name__}: make it with a job's .message(…)")
     if not messages:
         return []
     using = router.db_for_write(Job)

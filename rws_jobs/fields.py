@@ -16,10 +16,9 @@ class KeyField(models.CharField):  # type: ignore[type-arg]
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        if connection.vendor == "postgresql":
-            # The same type by its full name: the twin index is made for types that begin with "varchar".
-            return f"character varying({self.max_length})"
-        return super().db_type(connection)
+        # The same type by its full name: PostgreSQL's twin index is made, and MySQL's warning of unique columns beyond
+        # 255 characters (which end long before the 3,072 bytes of an index) is given, for types that begin "varchar".
+        return f"character varying({self.max_length})"
 
     def cast_db_type(self, connection: BaseDatabaseWrapper) -> str | None:
         return self.db_type(connection) if connection.vendor == "postgresql" else super().cast_db_type(connection)
@@ -33,22 +32,22 @@ class KeyField(models.CharField):  # type: ignore[type-arg]
 
 
 @KeyField.register_lookup
-class AnyOf(models.Lookup):  # type: ignore[type-arg]
+class AnyOf(models.Lookup):
     """``pk__any=[…]``: one of these keys, which are plain strings.
 
-    What ``__in`` means, for lists of hundreds: Django prepares each value of an ``__in`` by itself, and psycopg parses a
-    placeholder for each, together 4 ms for 256 ids. On PostgreSQL it is one array.
+    What ``__in`` means, for lists of hundreds: Django prepares each value of an ``__in`` by itself, and psycopg
+    parses a placeholder for each, together 4 ms for 256 ids. On PostgreSQL it is one array.
     """
 
     lookup_name = "any"
     prepare_rhs = False
 
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
         column, params = self.process_lhs(compiler, connection)
         keys = list(self.rhs)
         placeholders = ", ".join(["%s"] * len(keys)) or "NULL"
-        return f"{column} IN ({placeholders})", [*params, *keys]
+        return f"{column} IN ({placeholders})", (*params, *keys)
 
-    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
         column, params = self.process_lhs(compiler, connection)
-        return f"{column} = ANY(%s)", [*params, list(self.rhs)]
+        return f"{column} = ANY(%s)", (*params, list(self.rhs))

@@ -101,7 +101,7 @@ class Using(Generic[P, R]):
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message:
         """See :meth:`JobFunction.message`."""
-        return message(self._function.job_type, self._function.encode(*args, **kwargs), **self._options)  # type: ignore[misc]
+        return message(self._function.job_type, self._function.encode(*args, **kwargs), **self._options)
 
 
 @overload
@@ -129,21 +129,25 @@ def job(
 ) -> Any:
     """Make a job of a function (``def`` or ``async def``): ``@job`` or ``@job("name", queue="mail", …)``.
 
-    The job type is ``name``, by default the module's path without a trailing ``.jobs``, a dot and the function's name.
-    ``backoff`` is a :class:`Backoff` or a callable ``(attempt, exception) -> seconds``. With ``atomic=True`` the handler
-    runs inside a transaction that also deletes the job's row: what it writes to the same database happens exactly once.
+    The job type is ``name``, by default the module's path without a trailing ``.jobs``, a dot and the function's
+    name. ``backoff`` is a :class:`Backoff` or a callable ``(attempt, exception) -> seconds``. With ``atomic=True``
+    the handler runs inside a transaction that also deletes the job's row: what it writes to the same database happens
+    exactly once.
 
-    Raises TypeError for what a worker could not call by name and named arguments (lambdas, methods, partials, functions
-    inside functions without a name of their own, ``*args``, positional-only parameters), ValueError for a job type taken.
+    Raises TypeError for what a worker could not call by name and named arguments (lambdas, methods, partials,
+    functions inside functions without a name of their own, ``*args``, positional-only parameters), ValueError for a
+    job type taken.
     """
     if callable(name):
-        return job()(name)
+        bare: Any = job()
+        return bare(name)
     if backoff is not None and not callable(backoff):
         raise TypeError(f"backoff must be a Backoff or a callable, not {type(backoff).__name__}")
     options: Options = {"queue": queue, "priority": priority, "max_retries": max_retries, "unique_key": unique_key}
 
     def declare(function: Callable[P, R]) -> JobFunction[P, R]:
-        if not inspect.isfunction(function):
+        plain: object = function
+        if not inspect.isfunction(plain):
             raise TypeError(f"@job takes a function, not {function!r}: define one with def and call the other from it")
         job_type = _default_name(function) if name is None else check_job_type(name)
         declared = JobFunction(function, job_type, options, backoff, atomic)

@@ -54,7 +54,7 @@ INFO_COLUMNS = {
     "unique_key": "unique_key",
 }
 
-# The columns of a claim, in the order in which Claim takes them.
+# The columns of a claim, in the order in which Claim takes them; its worker comes last.
 CLAIM_COLUMNS = (
     "id",
     "job_type",

@@ -1,13 +1,14 @@
 """Which (queue, priority) lanes hold pending jobs, and the due jobs at their heads in claim order.
 
-The pending index is (queue, priority, next_run_at, created_at, id). Inside one lane the due jobs are a prefix of it, so a
-claim walks the lanes from the highest priority down and reads the head of each: its cost does not depend on how many jobs
-wait for the future, in other queues, or at lower priorities. One query over all priorities took 26 ms (PostgreSQL) and
-85 ms (SQLite) a poll with 500,000 jobs waiting for the future; by lanes it takes what an empty table takes.
+The pending index is (queue, priority, next_run_at, created_at, id). Inside one lane the due jobs are a prefix of it,
+so a claim walks the lanes from the highest priority down and reads the head of each: its cost does not depend on how
+many jobs wait for the future, in other queues, or at lower priorities. One query over all priorities took 26 ms
+(PostgreSQL) and 85 ms (SQLite) a poll with 500,000 jobs waiting for the future; by lanes it takes what an empty table
+takes.
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +32,19 @@ _IN_CLAIM_ORDER = [CLAIM_COLUMNS.index(name) for name in ("next_run_at", "create
 
 
 class Lanes:
-    """The lanes that one worker serves: some queues or all, and only the job types it knows if ``job_types`` is given.
+    """The lanes that one worker serves: some queues or all, and only those job types that ``job_types()`` names.
 
-    Exact by default: each call looks afresh. A pump at full speed sets ``hot`` and then sees a new lane up to 0.1 s late,
-    and a job that returned to a time already passed up to 1 s late. In return it does not read, behind a long transaction
-    that holds back vacuum, the dead index entries of all jobs finished before (12–15 ms a head instead of 0.85 ms).
+    Exact by default: each call looks afresh. A pump at full speed sets ``hot`` and then sees a new lane up to 0.1 s
+    late, and a job that returned to a time already passed up to 1 s late. In return it does not read, behind a long
+    transaction that holds back vacuum, the dead index entries of all jobs finished before (12–15 ms a head instead of
+    0.85 ms).
     """
 
     def __init__(
         self,
         queues: Collection[str] | None = None,
         exclude: Collection[str] = (),
-        job_types: Collection[str] | None = None,
+        job_types: Callable[[], Collection[str]] | None = None,
     ) -> None:
         self.queues = sorted(set(queues), reverse=True) if queues else None
         self.exclude = sorted(set(exclude))
@@ -94,7 +96,7 @@ class Lanes:
         return due.exclude(queue__in=self.exclude) if self.exclude else due
 
     def _known(self, jobs: "JobQuerySet") -> "JobQuerySet":
-        return jobs if self.job_types is None else jobs.filter(job_type__in=self.job_types)
+        return jobs if self.job_types is None else jobs.filter(job_type__in=self.job_types())
 
     # -- all lanes
 
@@ -119,12 +121,12 @@ class Lanes:
     def _walk(self, pending: "JobQuerySet") -> Iterator[Lane]:
         """Each lane once, found by seeks: the next smaller priority in the queue, else the next queue."""
         if self.queues is not None:
-            for queue in self.queues:
-                if queue not in self.exclude:
-                    yield from self._walk_queue(pending, queue)
+            for name in self.queues:
+                if name not in self.exclude:
+                    yield from self._walk_queue(pending, name)
             return
         queues = pending.order_by("-queue").values_list("queue", flat=True)
-        queue = queues.first()
+        queue: str | None = queues.first()
         while queue is not None:
             if queue not in self.exclude:
                 yield from self._walk_queue(pending, queue)
@@ -132,7 +134,7 @@ class Lanes:
 
     def _walk_queue(self, pending: "JobQuerySet", queue: str) -> Iterator[Lane]:
         priorities = pending.filter(queue=queue).order_by("-priority").values_list("priority", flat=True)
-        priority = priorities.first()
+        priority: int | None = priorities.first()
         while priority is not None:
             yield queue, priority
             priority = priorities.filter(priority__lt=priority).first()

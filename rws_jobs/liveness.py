@@ -1,9 +1,10 @@
 """Who is alive: a worker's row and heartbeat, and the rescue of jobs whose worker is gone.
 
-A worker's row is committed before its first claim, and its id is never used again. Each worker watches the others: one
-whose heartbeat has not changed for the length of its lease, while the watcher itself was connected all the time, is
-declared dead by deleting its row. A running job whose owner has no row is an orphan and goes back to pending, charged one
-attempt, or to the dead-letter list. Both steps are conditional and can be repeated by anybody, so there is no leader.
+A worker's row is committed before its first claim, and its id is never used again. Each worker watches the others:
+one whose heartbeat has not changed for the length of its lease, while the watcher itself was connected all the time,
+is declared dead by deleting its row. A running job whose owner has no row is an orphan and goes back to pending,
+charged one attempt, or to the dead-letter list. Both steps are conditional and can be repeated by anybody, so there
+is no leader.
 """
 
 import logging
@@ -73,7 +74,8 @@ class Heart:
 
     @property
     def trusted(self) -> bool:
-        """False when the last good beat is so old that others may soon take this worker for dead: start nothing more."""
+        """False when the last good beat is so old that others may soon take this worker for dead: start nothing
+        more."""
         return time.monotonic() - self._last_beat < conf().DEAD_AFTER * 2 / 3
 
     def stop(self) -> None:
@@ -138,7 +140,8 @@ def _rescue(using: str, claim: Claim) -> int:
 
 
 def _outcome_of_loss(claim: Claim) -> Outcome:
-    """One attempt charged. Nobody knows whether this job brought its worker down: a first loss alone never buries it."""
+    """One attempt charged. Nobody knows whether this job brought its worker down: a first loss alone never buries
+    it."""
     now = time.time()
     error = WorkerLost(f"worker lost: {claim.worker}")
     failure = Failure(

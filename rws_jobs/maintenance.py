@@ -1,4 +1,5 @@
-"""The thread beside the pump: heartbeat, schedules, rescue. On a connection of its own, so that no job can starve it."""
+"""The thread beside the pump: heartbeat, schedules, rescue. On a connection of its own, so that no job can starve
+it."""
 
 import logging
 import threading

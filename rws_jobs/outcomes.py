@@ -63,10 +63,11 @@ def seconds(value: float | timedelta, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """``initial × multiplier^(failures before)`` seconds, at most ``maximum``, plus a random part up to ``jitter`` of it.
+    """``initial × multiplier^(failures before)`` seconds, at most ``maximum``, plus a random part of it.
 
-    ``initial`` and ``maximum`` take seconds or a timedelta; ``maximum`` defaults to ``BACKOFF_MAX``. ``jitter=0.5``
-    spreads a delay of 60 s over 60 to 90 s: it never shortens one. Raises TypeError or ValueError for bad values.
+    ``initial`` and ``maximum`` take seconds or a timedelta; ``maximum`` defaults to ``BACKOFF_MAX``. The random part is
+    up to ``jitter`` times the delay: 0.5 spreads 60 s over 60 to 90 s, and never shortens it. Raises TypeError or
+    ValueError for bad values.
     """
 
     initial: float | timedelta

@@ -8,9 +8,9 @@
                    └───────────requeue──┼───────────────────┘
                                         └─rescue (its worker is gone): retry or bury
 
-Each is one conditional statement, and the number of rows that it changed is the verdict. What a worker writes about a job
-it holds is fenced by ``claimed_by`` and ``attempts``: a worker that lost its claim changes nothing. Every step back to
-pending or to failed clears ``claimed_by``, so that another program's claim never inherits a dead owner.
+Each is one conditional statement, and the number of rows that it changed is the verdict. What a worker writes about a
+job it holds is fenced by ``claimed_by`` and ``attempts``: a worker that lost its claim changes nothing. Every step
+back to pending or to failed clears ``claimed_by``, so that another program's claim never inherits a dead owner.
 """
 
 from collections import defaultdict
@@ -150,9 +150,10 @@ class JobQuerySet(models.QuerySet["Job"]):
     def claim(self, worker: str, lanes: Lanes, limit: int) -> list[Claim]:
         """Take up to ``limit`` due jobs in claim order. They are the worker's once the transaction is committed.
 
-        The UPDATE names the ids and repeats the status at its top level: as a subquery, PostgreSQL would answer "1 row"
-        to both of two workers. And the status is a range: SQLite without statistics and PostgreSQL with statistics of an
-        empty table would otherwise walk a status index instead of the primary key (25–92 ms a claim instead of 0.4–1.8).
+        The UPDATE names the ids and repeats the status at its top level: as a subquery, PostgreSQL would answer "1
+        row" to both of two workers. And the status is a range: SQLite without statistics and PostgreSQL with
+        statistics of an empty table would otherwise walk a status index instead of the primary key (25–92 ms a claim
+        instead of 0.4–1.8).
         """
         heads = lanes.heads(self._locked(), limit)
         if not heads:
@@ -167,18 +168,18 @@ class JobQuerySet(models.QuerySet["Job"]):
             # Without row locks others may have been faster; what they left is read again, as it is now.
             mine = {head[0]: head for head in self.owned_by(worker).filter(pk__any=ids).values_list(*CLAIM_COLUMNS)}
             heads = [mine[pk] for pk in ids if pk in mine]
-        return [Claim(*head, worker=worker) for head in heads]
+        return [Claim(*(*head, worker)) for head in heads]
 
     def unlocked(self) -> Self:
         """The same jobs, read without row locks."""
-        jobs = self._chain()
+        jobs = self.all()
         jobs.query.select_for_update = False
         return jobs
 
     def _locked(self) -> Self:
         features = connections[self.db].features
         locks = features.has_select_for_update_skip_locked and connections[self.db].in_atomic_block
-        return self.select_for_update(skip_locked=True) if locks else self._chain()
+        return self.select_for_update(skip_locked=True) if locks else self.all()
 
     # -- running → (deleted)
 
@@ -230,7 +231,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     def as_claims(self, limit: int | None = None) -> list[Claim]:
         """Running rows as the claims of their owners, whose fence then guards what is done to them."""
         rows = self.order_by("claimed_by").values_list(*CLAIM_COLUMNS, "claimed_by")[:limit]
-        return [Claim(*row[:-1], worker=row[-1]) for row in rows]
+        return [Claim(*row) for row in rows]
 
     # -- failed → pending, and away
 

@@ -22,9 +22,9 @@ class Handler:
     backoff: BackoffPolicy | None = None
     options: Mapping[str, Any] = {}
 
-    def __init__(self, job_type: str, function: Callable[[str], object]) -> None:
+    def __init__(self, job_type: str, function: Callable[..., Any]) -> None:
         self.job_type = job_type
-        self.function: Callable[..., Any] = function
+        self.function = function
 
     def bind(self, payload: str) -> tuple[Callable[..., Any], dict[str, Any] | tuple[Any, ...]]:
         """The function to call, and its arguments (a dict of keywords, or a tuple)."""
@@ -43,7 +43,8 @@ _lock = threading.Lock()
 def add(handler: Handler) -> None:
     """Make ``handler`` the one for its job type. Raises ValueError, naming both, when another function has the type.
 
-    The same function again (a reloaded module) takes its own place, and ``register()`` replaces what ``register()`` set.
+    The same function again (a reloaded module) takes its own place, and ``register()`` replaces what ``register()``
+    set.
     """
     with _lock:
         other = _handlers.get(handler.job_type)
@@ -58,8 +59,9 @@ def add(handler: Handler) -> None:
 def register(job_type: str, handler: Callable[[str], object]) -> None:
     """Let ``handler(payload)`` run the jobs of ``job_type``; the payload is the text as it was enqueued.
 
-    Registering the type again replaces the handler, also while workers run. ``handler`` may be an ``async def`` function.
-    Raises TypeError for a handler that cannot be called, ValueError for a bad job type or one that a ``@job`` has.
+    Registering the type again replaces the handler, also while workers run. ``handler`` may be an ``async def``
+    function. Raises TypeError for a handler that cannot be called, ValueError for a bad job type or one that a
+    ``@job`` has.
     """
     check_job_type(job_type)
     if not callable(handler):

@@ -48,6 +48,12 @@ class Schedule:
     options: str
     stored: bool = False
 
+    @property
+    def queue(self) -> str | None:
+        """The queue that it names for its jobs, if it names one."""
+        queue: str | None = json.loads(self.options).get("queue")
+        return queue
+
     def definition(self) -> dict[str, str]:
         """Its columns but the due time."""
         columns = ("cron", "timezone", "job_type", "payload", "options")
@@ -71,8 +77,8 @@ def schedule(
     """Declare that ``job`` is enqueued at the times of ``cron``, once for each over any number of processes.
 
     ``cron`` has six fields, the seconds first, all of which must match, or the five of a crontab. ``job`` is a job
-    function, with its arguments in ``kwargs``, or a job type, with its payload as text. A new schedule first runs at its
-    next time; times missed while no worker ran make one run together.
+    function, with its arguments in ``kwargs``, or a job type, with its payload as text. A new schedule first runs at
+    its next time; times missed while no worker ran make one run together.
 
     Raises CronError for a bad expression, one that never matches or an unknown zone, ValueError for a name declared
     twice, TypeError or ValueError for arguments that do not fit the job. Nothing is stored before the first tick.
@@ -104,8 +110,8 @@ def declared() -> Mapping[str, Schedule]:
 def tick_schedules() -> int:
     """Enqueue a job for each declared schedule that is due, by the database's clock. Answers how many were inserted.
 
-    A schedule that is broken, in the table or while it is enqueued, is logged once and does not stop the others. Database
-    errors of the look itself are raised.
+    A schedule that is broken, in the table or while it is enqueued, is logged once and does not stop the others.
+    Database errors of the look itself are raised.
     """
     if not _declared:
         return 0
@@ -128,6 +134,8 @@ def tick_schedules() -> int:
 def _first_sight(using: str, declaration: Schedule) -> None:
     """Store the schedule with its next time. Nothing runs yet."""
     following = next_after(declaration.cron, math.floor(now(using)), declaration.timezone)
+    if following is None:
+        raise ValueError(f"{declaration.cron!r} never runs again")
     try:
         with transaction.atomic(using=using):
             JobSchedule.objects.using(using).create(

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from .info import Claim, JobInfo, Status
 from .models import Job
@@ -55,6 +56,14 @@ def _write(jobs: JobQuerySet, claim: Claim, outcome: Outcome) -> int:
             return jobs.release(claim)
         case Completed() | Lost():
             return 1  # nothing to write any more
+
+
+def without_text(outcome: Outcome, error: Exception) -> Outcome:
+    """The same outcome with nothing in it that a database could refuse, after one has."""
+    if isinstance(outcome, (Retrying, Dead)):
+        text = f"(the error could not be stored: {type(error).__name__})"
+        return replace(outcome, failure=replace(outcome.failure, error=text, exception="", traceback=""))
+    return outcome
 
 
 def log(runs: Iterable[Run], seconds: Callable[[Claim], float]) -> None:

@@ -16,7 +16,7 @@ LOCK_TIMEOUT = 2
 
 @contextmanager
 def short_transaction(using: str) -> Iterator[None]:
-    """A transaction that claims or settles: READ COMMITTED, with a lock timeout, on SQLite the write lock from the start.
+    """A transaction that claims or settles: READ COMMITTED with a lock timeout, on SQLite the write lock from BEGIN.
 
     Inside a caller's own ``atomic()`` it is a savepoint of that and changes none of its settings.
     """
@@ -58,8 +58,9 @@ def _read_committed(connection: BaseDatabaseWrapper) -> None:
 def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """Take SQLite's write lock at BEGIN, asking often.
 
-    A deferred transaction that reads first and writes later fails at once when somebody wrote in between. And SQLite's own
-    busy handler waits longer and longer: under three writers its p90 was 2.3 s, asking every 0.5–2 ms 0.1 s.
+    A deferred transaction that reads first and writes later fails at once when somebody wrote in between. And
+    SQLite's own busy handler waits longer and longer: under three writers its p90 was 2.3 s, asking every 0.5–2 ms
+    0.1 s.
     """
     connection.ensure_connection()
     session = connection.connection

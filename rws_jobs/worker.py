@@ -1,9 +1,9 @@
 """The worker: one pump, the only thread that talks to the job table, and the threads that run handlers.
 
-Each turn of the pump is one short transaction that settles what has finished and claims what fits; jobs start once its
-COMMIT has returned. Batches form because turns take time: under load hundreds of jobs share a transaction, an idle worker
-settles a single job at once. When a turn fails, what is known decides (see ``_turn_failed``); nothing here ends of a
-database error, and an outcome is kept in memory until it is written or its claim is found lost.
+Each turn of the pump is one short transaction that settles what has finished and claims what fits; jobs start once
+its COMMIT has returned. Batches form because turns take time: under load hundreds of jobs share a transaction, an
+idle worker settles a single job at once. When a turn fails, what is known decides (see ``_turn_failed``); nothing
+here ends of a database error, and an outcome is kept in memory until it is written or its claim is found lost.
 """
 
 import logging
@@ -24,9 +24,9 @@ from .liveness import Heart
 from .maintenance import Maintenance
 from .models import Job
 from .outages import OutageLog, Patience, Verdict, verdict
-from .outcomes import Completed, Dead, Failure, Lost, Released, Retrying
+from .outcomes import Completed, Dead, Lost, Released, Retrying
 from .prefetch import Prefetch
-from .settling import ClaimsLost, Run, is_heard, log, settle
+from .settling import ClaimsLost, Run, is_heard, log, settle, without_text
 from .threads import Announcer, ExecutorThreads
 from .transactions import short_transaction
 
@@ -39,9 +39,10 @@ SUMMARY_INTERVAL = 10.0
 class Worker:
     """Works jobs off in the background of this process.
 
-    ``queues``: the names to serve, None for all, but those in ``exclude_queues``. ``threads``: how many jobs run at once.
-    ``poll_interval`` (seconds) defaults to ``POLL_INTERVAL``. ``schedules=False`` leaves schedules to others. With
-    ``drain`` it ends when nothing is due, with ``max_jobs`` after so many jobs. Raises ValueError for bad arguments.
+    ``queues``: the names to serve, None for all, but those in ``exclude_queues``. ``threads``: how many jobs run at
+    once. ``poll_interval`` (seconds) defaults to ``POLL_INTERVAL``. ``schedules=False`` leaves schedules to others.
+    With ``drain`` it ends when nothing is due, with ``max_jobs`` after so many jobs. Raises ValueError for bad
+    arguments.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Worker:
             raise ValueError(f"max_jobs must be at least 1, not {max_jobs}")
         self.using = router.db_for_write(Job)
         self.counts: Counter[str] = Counter()
-        known = registry.job_types() if conf().UNKNOWN_JOBS == "leave" else None
+        known = registry.job_types if conf().UNKNOWN_JOBS == "leave" else None
         self._lanes = Lanes(queues, exclude_queues, known)
         self._heart = Heart(self.using, queues=sorted(queues) if queues else None, threads=threads)
         self._maintenance = Maintenance(self._heart, schedules=schedules, on_declared_dead=self._declared_dead)
@@ -88,7 +89,7 @@ class Worker:
     # -- from outside
 
     def start(self) -> None:
-        """Register this worker in the database and start its threads. Raises the database's error if it is not there."""
+        """Register this worker in the database and start its threads. Raises the database's error when that fails."""
         self._heart.register()
         self._next_summary = time.monotonic() + SUMMARY_INTERVAL
         self._threads.start()
@@ -123,9 +124,9 @@ class Worker:
         while not self._done():
             self._wake.clear()
             try:
-                self._turn()
-                self._outage.back()
-                self._patience.reset()
+                if self._turn():
+                    self._outage.back()
+                    self._patience.reset()
             except (DatabaseError, InterfaceError) as error:
                 self._turn_failed(error)
             except Exception:
@@ -137,16 +138,18 @@ class Worker:
                 self._wake.wait(self._pause)
         self._leave()
 
-    def _turn(self) -> None:
-        if time.monotonic() >= self._next_audit:
+    def _turn(self) -> bool:
+        """Settle and claim. True when the database has answered."""
+        audited = time.monotonic() >= self._next_audit
+        if audited:
             self._audit()
         runs = self._collect()
         room = 0 if self._apart and runs else self._room()
         jobs = Job.objects.using(self.using)
-        # Look before a transaction: an idle worker takes no write lock on SQLite, and sends one statement.
+        # Look before a transaction: an idle worker takes no write lock on SQLite.
         if not runs and not (room and (self._lanes.hot or self._lanes.heads(jobs, 1))):
             self._rest(looked=room > 0)
-            return
+            return audited or room > 0
         self._unsettled = runs
         claims: list[Claim] = []
         try:
@@ -156,10 +159,11 @@ class Worker:
                     claims = jobs.claim(self._heart.worker, self._lanes, room)
         except ClaimsLost:
             self._settle_singly()
-            return
-        self._apart = False
+            return True
+        self._unsettled, self._apart = [], False
         self._settled(runs)
         self._start(claims, room)
+        return True
 
     def _collect(self) -> list[Run]:
         """What has ended since the last turn, and what is to be given back."""
@@ -200,7 +204,7 @@ class Worker:
         if room and not self._last_claim_full:
             self._lanes.cool()
         self._empty = not claims and room > 0
-        self._pause = 0.0 if self._last_claim_full and self._room() else FIRST_PAUSE
+        self._pause = 0.0 if self._last_claim_full else FIRST_PAUSE
 
     def _rest(self, *, looked: bool) -> None:
         if looked:
@@ -210,13 +214,11 @@ class Worker:
         self._pause = min(max(2 * self._pause, FIRST_PAUSE), self._poll_interval)
 
     def _done(self) -> bool:
-        out_of_work = self._stopping or self._left == 0 or (self._drain and self._empty)
-        return not self._held and out_of_work or (self._abandoning and not self._held)
+        return not self._held and (self._stopping or self._left == 0 or (self._drain and self._empty))
 
     # -- settling
 
     def _settled(self, runs: list[Run]) -> None:
-        self._unsettled = []
         now = time.monotonic()
         log(runs, lambda claim: now - claim.since)
         for claim, outcome in runs:
@@ -227,7 +229,7 @@ class Worker:
                 self._announcer.put(claim, outcome)
 
     def _settle_singly(self) -> None:
-        """Each run in a transaction of its own: the fence tells which claims were lost, and one bad value spoils one."""
+        """Each run in a transaction of its own: the fence tells which were lost, and one bad value spoils only one."""
         while self._unsettled:
             claim, outcome = self._unsettled[0]
             try:
@@ -240,64 +242,51 @@ class Worker:
             except (DatabaseError, InterfaceError) as error:
                 if verdict(error) is not Verdict.BAD_DATA:
                     raise
-                bare = _bare(outcome, error)
-                if bare == outcome:
-                    logger.exception("%r: its outcome cannot be written, given up", claim)
-                    self._held.pop(claim.id, None)
-                    self._unsettled.pop(0)
-                else:
+                if (bare := without_text(outcome, error)) != outcome:
                     self._unsettled[0] = (claim, bare)
-                continue
-            rest = self._unsettled[1:]
+                    continue
+                logger.exception("%r: its outcome cannot be written and is given up", claim)
+                outcome = Lost()
+            del self._unsettled[0]
             self._settled([(claim, outcome)])
-            self._unsettled = rest
 
     def _turn_failed(self, error: Exception) -> None:
         """Runs are kept in ``_unsettled``. Claims of a turn that failed are forgotten: not one of them has started."""
         what = verdict(error)
-        if what is Verdict.ROLLED_BACK:
+        if what is Verdict.ROLLED_BACK and not self._apart:
             # Nothing happened; at once again, but settle and claim apart, so that one does not undo the other for ever.
-            self._apart = True
-            self._pause = 0.0 if not self._outage.out else self._patience.wait()
+            self._apart, self._pause = True, 0.0
             return
         if what is Verdict.BAD_DATA and self._unsettled:
             try:
                 self._settle_singly()
                 return
             except (DatabaseError, InterfaceError) as another:
-                error = another
-        # The COMMIT may have been done and its answer lost: what we settled may be settled, and rows may be ours that
-        # we do not know of. The next good turn begins with an audit.
-        self._doubtful.update(claim.id for claim, _ in self._unsettled)
-        self._next_audit = 0.0
+                error, what = another, verdict(another)
+        if what is Verdict.UNKNOWN:
+            # COMMIT may have been done and its answer lost: what we settled may be settled, and rows may be ours
+            # that we do not know of. The next turn begins with an audit, on a new connection.
+            self._doubtful.update(claim.id for claim, _ in self._unsettled)
+            self._next_audit = 0.0
+            connections[self.using].close()
         self._outage.lost(error)
         self._lanes.cool()
-        connections[self.using].close()
         self._pause = self._patience.wait()
         if self._abandoning:
             self._held.clear()
 
     def _audit(self) -> None:
-        """Compare the rows that are this worker's with those that it knows of; each side may miss some."""
+        """Compare the rows that are this worker's with the claims that it knows of; each side may miss some."""
         worker = self._heart.worker
         mine = {claim.id: claim for claim in Job.objects.using(self.using).owned_by(worker).as_claims()}
-        settling = {claim.id for claim, _ in self._unsettled}
-        unknown = [claim for pk, claim in mine.items() if pk not in self._held]
-        lost = {
-            claim.id
-            for claim in self._held.values()
-            if claim.worker == worker and claim.id not in mine and claim.id not in settling
-        }
-        for claim in unknown:
-            self._unsettled.append((claim, Released()))
+        self._unsettled += [(claim, Released()) for pk, claim in mine.items() if pk not in self._held]
+        lost = {pk for pk, claim in self._held.items() if claim.worker == worker and pk not in mine}
         if lost:
-            kept = [claim for claim in self._threads.take_back() if claim.id not in lost or self._drop(claim)]
-            self._threads.put(kept)
+            # Only what has not started is dropped: a run in progress is found lost by the fence when it ends.
+            unstarted = self._threads.take_back()
+            self._threads.put([claim for claim in unstarted if claim.id not in lost])
+            self._settled([(claim, Lost()) for claim in unstarted if claim.id in lost])
         self._next_audit = time.monotonic() + conf().HEARTBEAT_INTERVAL
-
-    def _drop(self, claim: Claim) -> None:
-        """A claim lost before it started. (One that runs is found lost by the fence when it ends.)"""
-        self._settled([(claim, Lost())])
 
     def _declared_dead(self) -> None:
         """Called by maintenance: under a new id, what has not started is given back if it is still ours."""
@@ -333,13 +322,3 @@ class Worker:
             )
             self._summed = Counter(self.counts)
         self._next_summary = now + SUMMARY_INTERVAL
-
-
-def _bare(outcome: object, error: Exception) -> object:
-    """The same outcome with an error text that every database takes."""
-    if isinstance(outcome, (Retrying, Dead)):
-        failure = outcome.failure
-        text = f"(the error could not be stored: {type(error).__name__})"
-        bare = Failure(error=text, exception="", traceback="", started=failure.started, ended=failure.ended)
-        return Retrying(bare, outcome.delay) if isinstance(outcome, Retrying) else Dead(bare)
-    return outcome

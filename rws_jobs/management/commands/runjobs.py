@@ -88,7 +88,7 @@ class Command(BaseCommand):
         deadline = time.monotonic() + timeout
         while not worker.stop(LOOK_INTERVAL):
             if stop.forced or time.monotonic() >= deadline:
-                given_back = worker.abandon()
+                worker.abandon()
                 logger.warning("stopped with jobs still running; given back, uncharged")
                 logging.shutdown()
                 # Their threads cannot be ended, and must not go on while another worker runs the same jobs.
@@ -111,8 +111,11 @@ class Command(BaseCommand):
 
 
 class Stop:
-    """What signals have asked for. The handlers only set flags: one may come in the middle of a COMMIT, or while this very
-    thread holds the lock of an event."""
+    """What signals have asked for.
+
+    The handlers only set flags: one may come in the middle of a COMMIT, or while this very thread holds the lock of an
+    event.
+    """
 
     def __init__(self) -> None:
         self.asked = self.forced = False
@@ -130,7 +133,8 @@ class Stop:
 
 
 def log_to_stderr(verbosity: int) -> None:
-    """Show the ``rws_jobs`` log where the project's LOGGING shows none of it: -v 2 with a line per success, -v 0 errors."""
+    """Show the ``rws_jobs`` log where the project's LOGGING shows none of it: -v 2 with a line per success, -v 0
+    errors."""
     level = {0: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG)
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
