@@ -41,7 +41,9 @@ def tick(queues: Collection[str] | None = None) -> bool:
             claims = jobs.claim(heart.worker, lanes, 1)
         for claim in claims:
             with _beating(heart):
+                begun = time.monotonic()
                 outcome = execute(claim, using)
+                claim.ran = time.monotonic() - begun
             _finish(using, claim, outcome)
     return bool(claims)
 
@@ -52,7 +54,7 @@ def _finish(using: str, claim: Claim, outcome: Outcome) -> None:
             settle(Job.objects.using(using), [(claim, outcome)])
     except ClaimsLost:
         outcome = Lost()
-    log([(claim, outcome)], lambda claim: time.monotonic() - claim.since)
+    log([(claim, outcome)])
     if is_heard(outcome):
         announce(claim, outcome)
     on_main_thread = threading.current_thread() is threading.main_thread()

@@ -1,7 +1,6 @@
 """What is known of a job: in listings, hooks and signals (JobInfo), and in the worker that holds it (Claim)."""
 
 import json
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +72,10 @@ CLAIM_COLUMNS = (
 
 @dataclass(slots=True, eq=False, repr=False)
 class Claim:
-    """A job held by a worker. ``worker`` and ``attempts`` are the fence: every later statement names them."""
+    """A job held by a worker. ``worker`` and ``attempts`` are the fence: every later statement names them.
+
+    ``ran`` is how long its handler has run, in seconds.
+    """
 
     id: str
     job_type: str
@@ -88,7 +90,7 @@ class Claim:
     history: str | None
     meta: str | None
     worker: str = ""
-    since: float = field(default_factory=time.monotonic)
+    ran: float = 0.0
 
     @property
     def attempt(self) -> int:

@@ -66,7 +66,7 @@ def without_text(outcome: Outcome, error: Exception) -> Outcome:
     return outcome
 
 
-def log(runs: Iterable[Run], seconds: Callable[[Claim], float]) -> None:
+def log(runs: Iterable[Run]) -> None:
     """One line per run that is worth one: failures and dead letters always, successes at DEBUG."""
     debug = logger.isEnabledFor(logging.DEBUG)
     for claim, outcome in runs:
@@ -74,18 +74,18 @@ def log(runs: Iterable[Run], seconds: Callable[[Claim], float]) -> None:
             continue
         match outcome:
             case Completed() if debug:
-                logger.debug("%s %s done after %.3f s", claim.job_type, claim.id, seconds(claim), extra=_extra(claim))
+                logger.debug("%s %s done after %.3f s", claim.job_type, claim.id, claim.ran, extra=_extra(claim))
             case Retrying(failure, delay):
                 logger.warning(
                     "%s %s failed, attempt %d of %d, after %.3f s, next in %g s: %s",
-                    *(claim.job_type, claim.id, claim.attempt, claim.max_retries + 1, seconds(claim), delay),
+                    *(claim.job_type, claim.id, claim.attempt, claim.max_retries + 1, claim.ran, delay),
                     _one_line(failure.error),
                     extra=_extra(claim),
                 )
             case Dead(failure):
                 logger.error(
                     "%s %s is dead, attempt %d of %d, after %.3f s: %s",
-                    *(claim.job_type, claim.id, claim.attempt, claim.max_retries + 1, seconds(claim)),
+                    *(claim.job_type, claim.id, claim.attempt, claim.max_retries + 1, claim.ran),
                     _one_line(failure.error),
                     extra=_extra(claim),
                 )

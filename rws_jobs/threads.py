@@ -112,7 +112,7 @@ class ExecutorThreads:
             self._started[index] += 1
             begun = time.monotonic()
             outcome = self._execute(claim)
-            self._last_run[index] = time.monotonic() - begun
+            self._last_run[index] = claim.ran = time.monotonic() - begun
             self.finished.append((claim, outcome))
             self._ended[index] += 1
             # set() takes a lock; the pump clears the flag before it looks at `finished`, so a set flag is enough.

@@ -219,8 +219,7 @@ class Worker:
     # -- settling
 
     def _settled(self, runs: list[Run]) -> None:
-        now = time.monotonic()
-        log(runs, lambda claim: now - claim.since)
+        log(runs)
         for claim, outcome in runs:
             self._held.pop(claim.id, None)
             self._doubtful.discard(claim.id)

@@ -36,7 +36,13 @@ class Command(BaseCommand):
         add = parser.add_argument
         add("--queues", type=_names, metavar="A,B", help="serve only these queues (default: every queue)")
         add("--exclude-queues", type=_names, metavar="A,B", default=[], help="serve every queue but these")
-        add("--threads", type=_number(int, 1, 1000), default=4, help="jobs that run at the same time (default: 4)")
+        add(
+            "--threads",
+            type=_number(int, 1, 1000),
+            default=4,
+            metavar="N",
+            help="jobs that run at the same time (default: 4)",
+        )
         add(
             "--poll-interval",
             type=_number(float, 0.01, 3600),
