@@ -90,8 +90,7 @@ def message(job_type: str, payload: str = "", **options: Unpack[Options]) -> Mes
 
     Raises TypeError or ValueError, naming the argument and the fix.
     """
-    check_job_type(job_type)
-    check_payload(payload, conf().MAX_PAYLOAD_BYTES)
+    job_type, payload = check_job_type(job_type), check_payload(payload, conf().MAX_PAYLOAD_BYTES)
     handler = registry.find(job_type)
     checked = checked_options({**handler.options, **options} if handler is not None else options)
     return Message(

@@ -63,7 +63,7 @@ def register(job_type: str, handler: Callable[[str], object]) -> None:
     function. Raises TypeError for a handler that cannot be called, ValueError for a bad job type or one that a
     ``@job`` has.
     """
-    check_job_type(job_type)
+    job_type = check_job_type(job_type)
     if not callable(handler):
         raise TypeError(f"the handler for {job_type!r} must be callable, not {type(handler).__name__}")
     add(Handler(job_type, handler))

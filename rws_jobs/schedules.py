@@ -83,7 +83,7 @@ def schedule(
     Raises CronError for a bad expression, one that never matches or an unknown zone, ValueError for a name declared
     twice, TypeError or ValueError for arguments that do not fit the job. Nothing is stored before the first tick.
     """
-    check_text(name, what="schedule name", limit=191, one_line=True)
+    name = check_text(name, what="schedule name", limit=191, one_line=True)
     if name in _declared:
         raise ValueError(f"schedule {name!r} is declared twice: give one of them another name")
     validate(cron, timezone)

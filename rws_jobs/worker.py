@@ -20,20 +20,20 @@ from .conf import conf
 from .executor import execute
 from .info import Claim
 from .lanes import Lanes
+from .ledger import Ledger
 from .liveness import Heart
 from .maintenance import Maintenance
 from .models import Job
 from .outages import OutageLog, Patience, Verdict, verdict
-from .outcomes import Completed, Dead, Lost, Released, Retrying
+from .outcomes import Lost, Released
 from .prefetch import Prefetch
-from .settling import ClaimsLost, Run, is_heard, log, settle, without_text
-from .threads import Announcer, ExecutorThreads
+from .settling import ClaimsLost, Run, settle
+from .threads import ExecutorThreads
 from .transactions import short_transaction
 
 logger = logging.getLogger("rws_jobs")
 
 FIRST_PAUSE = 0.005
-SUMMARY_INTERVAL = 10.0
 
 
 class Worker:
@@ -63,35 +63,30 @@ class Worker:
         if max_jobs is not None and max_jobs < 1:
             raise ValueError(f"max_jobs must be at least 1, not {max_jobs}")
         self.using = router.db_for_write(Job)
-        self.counts: Counter[str] = Counter()
-        known = registry.job_types if conf().UNKNOWN_JOBS == "leave" else None
-        self._lanes = Lanes(queues, exclude_queues, known)
+        self._lanes = Lanes(queues, exclude_queues, registry.job_types if conf().UNKNOWN_JOBS == "leave" else None)
         self._heart = Heart(self.using, queues=sorted(queues) if queues else None, threads=threads)
         self._maintenance = Maintenance(self._heart, schedules=schedules, on_declared_dead=self._declared_dead)
         self._wake = threading.Event()
         self._threads = ExecutorThreads(threads, partial(execute, using=self.using), self._wake)
-        self._announcer = Announcer()
         self._prefetch = Prefetch(threads)
+        self._ledger = Ledger(self.using)
         self._pump = threading.Thread(target=self._run, name="rws_jobs pump", daemon=True)
-        self._poll_interval = conf().POLL_INTERVAL if poll_interval is None else poll_interval
-        self._drain, self._left = drain, max_jobs
-
-        self._held: dict[str, Claim] = {}  # claimed and not settled
-        self._unsettled: list[Run] = []  # finished, but their turn failed
-        self._doubtful: set[str] = set()  # their COMMIT was not answered: settled, or not
-        self._stopping = self._abandoning = self._was_declared_dead = self._apart = self._empty = False
-        self._last_claim_full = False
-        self._next_audit = 0.0
-        self._pause = FIRST_PAUSE
         self._patience, self._outage = Patience(), OutageLog("worker")
-        self._next_summary, self._summed = 0.0, Counter[str]()
+
+        self._poll_interval = conf().POLL_INTERVAL if poll_interval is None else poll_interval
+        self._pause = FIRST_PAUSE
+        self._next_audit = 0.0
+        self._drain, self._left = drain, max_jobs
+        self._stopping = self._abandoning = self._was_declared_dead = False
+        self._apart = False  # settle and claim in transactions of their own, once
+        self._last_claim_full = False
+        self._empty = False  # the last look found nothing due
 
     # -- from outside
 
     def start(self) -> None:
         """Register this worker in the database and start its threads. Raises the database's error when that fails."""
         self._heart.register()
-        self._next_summary = time.monotonic() + SUMMARY_INTERVAL
         self._threads.start()
         self._maintenance.start()
         self._pump.start()
@@ -111,12 +106,18 @@ class Worker:
         self._pump.join(timeout)
         return not self._pump.is_alive()
 
-    def abandon(self, timeout: float = 2.0) -> list[Claim]:
-        """Give running jobs back, uncharged, and answer them. Only for a process that ends right after: their handlers
-        still run, and another worker may start the same jobs."""
+    def abandon(self, timeout: float = 2.0) -> None:
+        """Give running jobs back, uncharged.
+
+        Only for a process that ends right after: their handlers still run, and another worker may start the same jobs.
+        """
         self._abandoning = True
         self.stop(timeout)
-        return list(self._held.values())
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many runs ended in which way, by the name of the outcome."""
+        return self._ledger.counts.copy()
 
     # -- the pump
 
@@ -133,7 +134,7 @@ class Worker:
                 # A fault of ours must not leave claimed jobs behind with nobody to settle them.
                 logger.exception("a turn of the worker failed; it goes on")
                 self._pause = self._patience.wait()
-            self._summarize()
+            self._ledger.summarize()
             if not self._threads.finished and not self._done():
                 self._wake.wait(self._pause)
         self._leave()
@@ -150,7 +151,7 @@ class Worker:
         if not runs and not (room and (self._lanes.hot or self._lanes.heads(jobs, 1))):
             self._rest(looked=room > 0)
             return audited or room > 0
-        self._unsettled = runs
+        self._ledger.unwritten = runs
         claims: list[Claim] = []
         try:
             with short_transaction(self.using):
@@ -158,16 +159,16 @@ class Worker:
                 if room:
                     claims = jobs.claim(self._heart.worker, self._lanes, room)
         except ClaimsLost:
-            self._settle_singly()
+            self._ledger.write_singly()
             return True
-        self._unsettled, self._apart = [], False
-        self._settled(runs)
+        self._ledger.unwritten, self._apart = [], False
+        self._ledger.written(runs)
         self._start(claims, room)
         return True
 
     def _collect(self) -> list[Run]:
         """What has ended since the last turn, and what is to be given back."""
-        runs, self._unsettled = self._unsettled, []
+        runs = self._ledger.unwritten
         finished = self._threads.finished
         while finished:
             runs.append(finished.popleft())
@@ -175,8 +176,7 @@ class Worker:
             runs += [(claim, Released()) for claim in self._threads.take_back()]
             self._was_declared_dead = False
         if self._abandoning:
-            settled = {claim.id for claim, _ in runs}
-            runs += [(claim, Released()) for claim in self._held.values() if claim.id not in settled]
+            runs += self._ledger.give_up()
         return runs
 
     def _room(self) -> int:
@@ -193,9 +193,7 @@ class Worker:
         return room if self._left is None else min(room, self._left)
 
     def _start(self, claims: list[Claim], room: int) -> None:
-        # A job still in flight here (another program reset its row) is not started a second time; the audit sees to it.
-        fresh = [claim for claim in claims if claim.id not in self._held]
-        self._held.update((claim.id, claim) for claim in fresh)
+        fresh = self._ledger.take(claims)
         if self._left is not None:
             self._left -= len(fresh)
         if fresh:
@@ -214,77 +212,44 @@ class Worker:
         self._pause = min(max(2 * self._pause, FIRST_PAUSE), self._poll_interval)
 
     def _done(self) -> bool:
-        return not self._held and (self._stopping or self._left == 0 or (self._drain and self._empty))
+        out_of_work = self._stopping or self._left == 0 or (self._drain and self._empty)
+        return out_of_work and not self._ledger.held
 
-    # -- settling
-
-    def _settled(self, runs: list[Run]) -> None:
-        log(runs)
-        for claim, outcome in runs:
-            self._held.pop(claim.id, None)
-            self._doubtful.discard(claim.id)
-            self.counts[type(outcome).__name__] += 1
-            if is_heard(outcome):
-                self._announcer.put(claim, outcome)
-
-    def _settle_singly(self) -> None:
-        """Each run in a transaction of its own: the fence tells which were lost, and one bad value spoils only one."""
-        while self._unsettled:
-            claim, outcome = self._unsettled[0]
-            try:
-                with short_transaction(self.using):
-                    settle(Job.objects.using(self.using), [(claim, outcome)])
-            except ClaimsLost:
-                # Nothing changed by a statement whose first try was not answered means that the first try did it.
-                if claim.id not in self._doubtful:
-                    outcome = Lost()
-            except (DatabaseError, InterfaceError) as error:
-                if verdict(error) is not Verdict.BAD_DATA:
-                    raise
-                if (bare := without_text(outcome, error)) != outcome:
-                    self._unsettled[0] = (claim, bare)
-                    continue
-                logger.exception("%r: its outcome cannot be written and is given up", claim)
-                outcome = Lost()
-            del self._unsettled[0]
-            self._settled([(claim, outcome)])
+    # -- when a turn fails
 
     def _turn_failed(self, error: Exception) -> None:
-        """Runs are kept in ``_unsettled``. Claims of a turn that failed are forgotten: not one of them has started."""
+        """Runs stay unwritten in the ledger. Claims of the turn are forgotten: not one of them has started."""
         what = verdict(error)
         if what is Verdict.ROLLED_BACK and not self._apart:
             # Nothing happened; at once again, but settle and claim apart, so that one does not undo the other for ever.
             self._apart, self._pause = True, 0.0
             return
-        if what is Verdict.BAD_DATA and self._unsettled:
+        if what is Verdict.BAD_DATA and self._ledger.unwritten:
             try:
-                self._settle_singly()
+                self._ledger.write_singly()
                 return
             except (DatabaseError, InterfaceError) as another:
                 error, what = another, verdict(another)
         if what is Verdict.UNKNOWN:
             # COMMIT may have been done and its answer lost: what we settled may be settled, and rows may be ours
             # that we do not know of. The next turn begins with an audit, on a new connection.
-            self._doubtful.update(claim.id for claim, _ in self._unsettled)
+            self._ledger.doubt()
             self._next_audit = 0.0
             connections[self.using].close()
         self._outage.lost(error)
         self._lanes.cool()
         self._pause = self._patience.wait()
         if self._abandoning:
-            self._held.clear()
+            self._ledger.held.clear()
 
     def _audit(self) -> None:
-        """Compare the rows that are this worker's with the claims that it knows of; each side may miss some."""
-        worker = self._heart.worker
-        mine = {claim.id: claim for claim in Job.objects.using(self.using).owned_by(worker).as_claims()}
-        self._unsettled += [(claim, Released()) for pk, claim in mine.items() if pk not in self._held]
-        lost = {pk for pk, claim in self._held.items() if claim.worker == worker and pk not in mine}
+        """Now and then, and after an error, compare our claims with the table."""
+        lost = self._ledger.audit(self._heart.worker)
         if lost:
             # Only what has not started is dropped: a run in progress is found lost by the fence when it ends.
             unstarted = self._threads.take_back()
             self._threads.put([claim for claim in unstarted if claim.id not in lost])
-            self._settled([(claim, Lost()) for claim in unstarted if claim.id in lost])
+            self._ledger.written([(claim, Lost()) for claim in unstarted if claim.id in lost])
         self._next_audit = time.monotonic() + conf().HEARTBEAT_INTERVAL
 
     def _declared_dead(self) -> None:
@@ -297,27 +262,11 @@ class Worker:
 
     def _leave(self) -> None:
         self._threads.dismiss()
-        self._announcer.stop()
+        self._ledger.announcer.stop()
         self._maintenance.stop()
-        self._summarize(last=True)
+        self._ledger.summarize(last=True)
         try:
             self._heart.stop()
         except (DatabaseError, InterfaceError) as error:
             logger.warning("worker %s could not remove its row: %s", self._heart.worker, error)
         connections.close_all()
-
-    def _summarize(self, last: bool = False) -> None:
-        """One line every ten seconds while there is work."""
-        now = time.monotonic()
-        if now < self._next_summary and not last:
-            return
-        news = self.counts - self._summed
-        if news:
-            seconds = now - self._next_summary + SUMMARY_INTERVAL
-            done, retried, dead = (news[outcome.__name__] for outcome in (Completed, Retrying, Dead))
-            logger.info(
-                "worked off %d jobs in %.1f s (%.0f/s): %d done, %d to be retried, %d dead",
-                *(done + retried + dead, seconds, (done + retried + dead) / max(seconds, 0.001), done, retried, dead),
-            )
-            self._summed = Counter(self.counts)
-        self._next_summary = now + SUMMARY_INTERVAL
