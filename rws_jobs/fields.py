@@ -31,6 +31,14 @@ class KeyField(models.CharField):  # type: ignore[type-arg]
         return parameters
 
 
+class GeneratedKeyField(models.GeneratedField):
+    """A key that the database computes from other columns."""
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        # Django's own asks only which kind of field the output is, answers "varchar", and the twin index is there again.
+        return self.output_field.db_type(connection)
+
+
 @KeyField.register_lookup
 class AnyOf(models.Lookup):
     """``pk__any=[…]``: one of these keys, which are plain strings.

@@ -5,7 +5,7 @@ from django.db.models import F, Q, Value
 from django.db.models.functions import Concat
 from django.utils.translation import gettext_lazy as _
 
-from .fields import KeyField
+from .fields import GeneratedKeyField, KeyField
 from .indexes import StatusIndex
 from .info import Status
 from .querysets import JobQuerySet
@@ -33,7 +33,7 @@ class Job(models.Model):
     meta = models.TextField(_("extensions"), null=True)
     # At most one live job per type and key, for every writer on every database: conditional unique constraints do not
     # exist on MySQL. The not-null test matters: Concat takes NULL as "", and keyless jobs would collide.
-    live_key = models.GeneratedField(
+    live_key = GeneratedKeyField(
         expression=models.Case(
             models.When(
                 Q(status__in=[Status.PENDING.value, Status.RUNNING.value], unique_key__isnull=False),

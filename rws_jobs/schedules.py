@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
-from django.db import DatabaseError, IntegrityError, router, transaction
+from django.db import DatabaseError, IntegrityError, connections, router, transaction
 
 from .clock import UnixNow, now
 from .cron import next_after, validate
@@ -157,6 +157,9 @@ def _tick(using: str, declaration: Schedule, row: Any) -> int:
         raise ValueError(f"{row.cron!r} never runs again")
     with short_transaction(using):
         this = JobSchedule.objects.using(using).filter(pk=row.pk, next_run_at=row.next_run_at)
+        skips_locked = connections[using].features.has_select_for_update_skip_locked
+        if skips_locked and not this.select_for_update(skip_locked=True):
+            return 0  # another replica has it, or somebody holds its row: the other schedules do not wait for that
         if row.paused:
             # Its times pass by: resumed, it waits for the next one.
             this.update(next_run_at=following)

@@ -18,7 +18,8 @@ LOCK_TIMEOUT = 2
 def short_transaction(using: str) -> Iterator[None]:
     """A transaction that claims or settles: READ COMMITTED with a lock timeout, on SQLite the write lock from BEGIN.
 
-    Inside a caller's own ``atomic()`` it is a savepoint of that and changes none of its settings.
+    Nothing of that outlasts it: the connection may be the caller's, or behind PgBouncer the next client's. Inside a
+    caller's own ``atomic()`` it is a savepoint, with that transaction's settings.
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -27,31 +28,33 @@ def short_transaction(using: str) -> Iterator[None]:
     elif connection.vendor == "sqlite":
         with _immediate(connection):
             yield
+    elif connection.vendor == "postgresql":
+        with transaction.atomic(using=using), connection.cursor() as cursor:
+            # Under REPEATABLE READ two neighbours' claims end in a serialization failure.
+            cursor.execute(
+                f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'"
+            )
+            yield
     else:
-        _read_committed(connection)
+        if getattr(connection, "isolation_level", None) != "read committed":
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         with transaction.atomic(using=using):
-            if connection.vendor == "postgresql":
-                # LOCAL, since behind PgBouncer a session setting would leak to other clients.
-                with connection.cursor() as cursor:
-                    cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'")
             yield
 
 
-def _read_committed(connection: BaseDatabaseWrapper) -> None:
-    """Under REPEATABLE READ two neighbours' claims end in a serialization failure, or look at yesterday's rows."""
-    connection.ensure_connection()
-    if getattr(connection, "_rws_jobs_session", None) is connection.connection:
-        return
-    if connection.vendor == "postgresql":
-        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+def limit_lock_waits(using: str) -> None:
+    """Let a connection of our own wait no longer for locks than ``short_transaction`` does elsewhere.
 
-        # The driver sends it with each BEGIN.
-        connection.connection.isolation_level = IsolationLevel.READ_COMMITTED
-    elif connection.vendor == "mysql":
-        with connection.cursor() as cursor:
-            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT}")
-    connection._rws_jobs_session = connection.connection  # type: ignore[attr-defined]
+    MySQL and MariaDB know no such limit for one transaction; theirs is 50 s.
+    """
+    connection = connections[using]
+    if connection.vendor == "mysql":
+        connection.ensure_connection()
+        if getattr(connection, "_rws_jobs_session", None) is not connection.connection:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT}")
+            connection._rws_jobs_session = connection.connection  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from .outcomes import Lost, Released
 from .prefetch import Prefetch
 from .settling import ClaimsLost, Run, settle
 from .threads import ExecutorThreads
-from .transactions import short_transaction
+from .transactions import limit_lock_waits, short_transaction
 
 logger = logging.getLogger("rws_jobs")
 
@@ -141,6 +141,7 @@ class Worker:
 
     def _turn(self) -> bool:
         """Settle and claim. True when the database has answered."""
+        limit_lock_waits(self.using)
         audited = time.monotonic() >= self._next_audit
         if audited:
             self._audit()
