@@ -1,0 +1,5 @@
+from django.apps import AppConfig
+
+
+class NewsletterConfig(AppConfig):
+    name = "example_project.newsletter"
