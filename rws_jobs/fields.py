@@ -35,8 +35,8 @@ class GeneratedKeyField(models.GeneratedField):
     """A key that the database computes from other columns."""
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        # Django's own asks only which kind of field the output is, answers "varchar", and the twin index is there again.
-        return self.output_field.db_type(connection)
+        # Django's own knows only that it is some CharField, answers "varchar", and the twin index is there again.
+        return self.output_field.db_type(connection)  # type: ignore[union-attr]
 
 
 @KeyField.register_lookup

@@ -10,9 +10,12 @@ from queue import Empty, SimpleQueue
 from django.db import connections
 
 from .info import Claim
-from .isolation import refresh_connections
+from .isolation import refresh_connections, rest_connections
 from .outcomes import Outcome
 from .settling import Run, announce
+
+# A thread without a job for so many seconds closes the connections that CONN_MAX_AGE does not keep.
+REST_AFTER = 1.0
 
 
 class ExecutorThreads:
@@ -99,13 +102,20 @@ class ExecutorThreads:
             self._batches.popleft()
         return time.monotonic() - self._batches[0][1] if self._batches else 0.0
 
+    def _next(self) -> Claim | None:
+        try:
+            return self._ready.get_nowait()
+        except Empty:
+            self.ran_dry = True
+        try:
+            return self._ready.get(timeout=REST_AFTER)
+        except Empty:
+            rest_connections()
+        return self._ready.get()
+
     def _work(self, index: int) -> None:
         while True:
-            try:
-                claim = self._ready.get_nowait()
-            except Empty:
-                self.ran_dry = True
-                claim = self._ready.get()
+            claim = self._next()
             if claim is None:
                 connections.close_all()
                 return
@@ -147,5 +157,5 @@ class Announcer:
         while (run := self._outcomes.get()) is not None:
             refresh_connections()
             Context().run(announce, *run)
-            refresh_connections()
+            rest_connections()
         connections.close_all()

@@ -102,8 +102,9 @@ class Worker:
         return self.wait(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the worker has ended, at most ``timeout`` seconds. True when it has."""
-        self._pump.join(timeout)
+        """Wait until the worker has ended, at most ``timeout`` seconds. True when it has, or was never started."""
+        if self._pump.ident is not None:
+            self._pump.join(timeout)
         return not self._pump.is_alive()
 
     def abandon(self, timeout: float = 2.0) -> None:
