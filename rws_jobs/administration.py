@@ -5,6 +5,7 @@ from django.db import IntegrityError, router, transaction
 from .info import JobInfo, Status
 from .models import Job
 from .querysets import JobQuerySet, UniqueKeyIsLive
+from .text import flaw
 
 
 def jobs(status: str | None = None, limit: int = 100) -> list[JobInfo]:
@@ -14,6 +15,8 @@ def jobs(status: str | None = None, limit: int = 100) -> list[JobInfo]:
     """
     if limit < 0:
         raise ValueError(f"limit must not be negative, but is {limit}")
+    if status is not None and flaw(status):
+        return []
     found = _jobs().in_claim_order()
     return (found if status is None else found.filter(status=status))[:limit].as_infos()
 
@@ -29,6 +32,8 @@ def retry(job_id: str) -> bool:
     True if it was dead; False when it is missing, pending or running. Raises UniqueKeyIsLive when another job of its
     type and unique key is pending or running.
     """
+    if flaw(job_id):
+        return False  # no database could hold such an id
     found = _jobs()
     try:
         with transaction.atomic(using=found.db):
@@ -42,7 +47,7 @@ def retry(job_id: str) -> bool:
 
 def delete(job_id: str) -> bool:
     """Delete a pending or dead job. False when it is running or missing."""
-    return bool(_jobs().filter(pk=job_id).discard())
+    return not flaw(job_id) and bool(_jobs().filter(pk=job_id).discard())
 
 
 def _jobs() -> JobQuerySet:

@@ -5,7 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -76,7 +76,7 @@ class Message:
     """A job to be, validated: what ``enqueue_many()`` takes. Made by ``message()`` and ``@job`` functions."""
 
     job_type: str
-    payload: str
+    payload: str = field(repr=False)
     queue: str
     priority: int
     max_retries: int
@@ -93,12 +93,13 @@ def message(job_type: str, payload: str = "", **options: Unpack[Options]) -> Mes
     job_type, payload = check_job_type(job_type), check_payload(payload, conf().MAX_PAYLOAD_BYTES)
     handler = registry.find(job_type)
     checked = checked_options({**handler.options, **options} if handler is not None else options)
+    max_retries = checked.get("max_retries")
     return Message(
         job_type,
         payload,
         checked.get("queue", "default"),
         checked.get("priority", 0),
-        checked.get("max_retries", conf().MAX_RETRIES),
+        conf().MAX_RETRIES if max_retries is None else max_retries,
         checked.get("unique_key"),
         checked.get("run_at"),
         checked.get("run_in"),
@@ -164,7 +165,7 @@ def insert(item: Message, *, meta: str | None = None, using: str | None = None) 
 
 
 def checked_options(options: Any) -> dict[str, Any]:
-    """Options as they are stored: names and values checked, times in seconds, ``None`` left out.
+    """Options as they are stored: names and values checked, times in seconds. ``None`` takes back what was said before.
 
     Raises TypeError for unknown names or types, ValueError for values out of bounds.
     """
@@ -172,9 +173,7 @@ def checked_options(options: Any) -> dict[str, Any]:
     for name, value in options.items():
         if name not in _CHECKS:
             raise TypeError(f"no option {name!r}: the options are {', '.join(OPTION_NAMES)}")
-        if value is None and name != "run_at" and name != "run_in":
-            continue
-        checked[name] = _CHECKS[name](value)
+        checked[name] = None if value is None and name in _MAY_BE_NONE else _CHECKS[name](value)
         # The one of the two that was given last wins.
         if name == "run_at":
             checked.pop("run_in", None)
@@ -211,6 +210,7 @@ def _due(value: object) -> int:
     return max(0, math.ceil(value))
 
 
+_MAY_BE_NONE = ("unique_key", "max_retries")
 _CHECKS: dict[str, Any] = {
     "queue": check_queue,
     "priority": _whole("priority", -(2**63), 2**63 - 1),

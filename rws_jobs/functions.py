@@ -89,7 +89,8 @@ class Using(Generic[P, R]):
 
     def using(self, **options: Unpack[Options]) -> "Using[P, R]":
         """These options, and more; of what is given twice the later holds."""
-        return Using(self._function, checked_options({**self._options, **options}))
+        kept = {name: value for name, value in self._options.items() if name not in options}
+        return Using(self._function, checked_options({**kept, **options}))
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """See :meth:`JobFunction.enqueue`."""
@@ -143,13 +144,18 @@ def job(
         return bare(name)
     if backoff is not None and not callable(backoff):
         raise TypeError(f"backoff must be a Backoff or a callable, not {type(backoff).__name__}")
+    given_type = None if name is None else check_job_type(name)
     options: Options = {"queue": queue, "priority": priority, "max_retries": max_retries, "unique_key": unique_key}
 
     def declare(function: Callable[P, R]) -> JobFunction[P, R]:
         plain: object = function
         if not inspect.isfunction(plain):
             raise TypeError(f"@job takes a function, not {function!r}: define one with def and call the other from it")
-        job_type = _default_name(function) if name is None else check_job_type(name)
+        if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+            raise TypeError(
+                f"@job takes no generator, and {function.__qualname__} is one: calling it would run nothing"
+            )
+        job_type = given_type or _default_name(function)
         declared = JobFunction(function, job_type, options, backoff, atomic)
         registry.add(declared)
         return declared

@@ -27,7 +27,7 @@ def refresh_connections() -> set[str]:
         elif connection.errors_occurred or connection.settings_dict["CONN_MAX_AGE"] != 0:
             _close_if_stale(connection)
         else:
-            connection.health_check_done = False
+            connection.health_check_done = False  # type: ignore[attr-defined]
     return inside
 
 

@@ -83,6 +83,11 @@ def schedule(
     Raises CronError for a bad expression, one that never matches or an unknown zone, ValueError for a name declared
     twice, TypeError or ValueError for arguments that do not fit the job. Nothing is stored before the first tick.
     """
+    if unknown := options.keys() - ScheduleOptions.__annotations__.keys():
+        raise TypeError(
+            f"schedule {name!r} has no option {', '.join(sorted(unknown))}: "
+            f"the options are {', '.join(ScheduleOptions.__annotations__)}"
+        )
     name = check_text(name, what="schedule name", limit=191, one_line=True)
     if name in _declared:
         raise ValueError(f"schedule {name!r} is declared twice: give one of them another name")
@@ -126,7 +131,7 @@ def tick_schedules() -> int:
             else:
                 _first_sight(using, declaration)
             _complaints.pop(name, None)
-        except (DatabaseError, ValueError, TypeError) as error:
+        except (DatabaseError, ValueError, TypeError, RecursionError) as error:
             _complain(name, error)
     return inserted
 
