@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
+
 from .clock import UnixNow
 from .info import CLAIM_COLUMNS
 
@@ -50,6 +52,7 @@ class Lanes:
         self.exclude = sorted(set(exclude))
         self.job_types = job_types
         self.hot = False
+        self.gave_up_locks = False  # the last heads were read without the row locks that were asked for
         self._lanes: list[Lane] | None = None
         self._found = 0.0
         self._floors: dict[Lane, int] = {}
@@ -58,8 +61,11 @@ class Lanes:
     def heads(self, jobs: "JobQuerySet", limit: int) -> list[Head]:
         """The first ``limit`` due jobs in claim order, as rows of CLAIM_COLUMNS."""
         lanes = self._current(jobs)
+        # MariaDB locks every row that it examines, and a sort examines all that are due.
+        self.gave_up_locks = lanes is None and connections[jobs.db].vendor == "mysql"
         if lanes is None:
-            return list(self._due(jobs).order_by(*CLAIM_ORDER).values_list(*CLAIM_COLUMNS)[:limit])
+            due = self._due(jobs.unlocked() if self.gave_up_locks else jobs)
+            return list(due.order_by(*CLAIM_ORDER).values_list(*CLAIM_COLUMNS)[:limit])
         heads: list[Head] = []
         for _, equals in groupby(lanes, key=lambda lane: lane[1]):
             # Lanes of equal priority are merged by due time, so that no queue starves another.

@@ -46,7 +46,7 @@ class Migration(migrations.Migration):
                 ("meta", models.TextField(null=True, verbose_name="extensions")),
                 (
                     "live_key",
-                    models.GeneratedField(
+                    fields.GeneratedKeyField(
                         db_persist=True,
                         expression=models.Case(
                             models.When(
