@@ -25,6 +25,7 @@ Head = tuple[Any, ...]
 
 # Beyond so many lanes the seeks cost more than the one sorted query over all of them.
 MOST_LANES = 64
+LOOKED_BEYOND = 256
 # How long a pump at full speed works with the lanes it has found, and with the times it has reached in them.
 LANES_KEPT = 0.1
 FLOORS_KEPT = 1.0
@@ -52,7 +53,6 @@ class Lanes:
         self.exclude = sorted(set(exclude))
         self.job_types = job_types
         self.hot = False
-        self.gave_up_locks = False  # the last heads were read without the row locks that were asked for
         self._lanes: list[Lane] | None = None
         self._found = 0.0
         self._floors: dict[Lane, int] = {}
@@ -61,11 +61,8 @@ class Lanes:
     def heads(self, jobs: "JobQuerySet", limit: int) -> list[Head]:
         """The first ``limit`` due jobs in claim order, as rows of CLAIM_COLUMNS."""
         lanes = self._current(jobs)
-        # MariaDB locks every row that it examines, and a sort examines all that are due.
-        self.gave_up_locks = lanes is None and connections[jobs.db].vendor == "mysql"
         if lanes is None:
-            due = self._due(jobs.unlocked() if self.gave_up_locks else jobs)
-            return list(due.order_by(*CLAIM_ORDER).values_list(*CLAIM_COLUMNS)[:limit])
+            return self._heads_of_all(jobs, limit)
         heads: list[Head] = []
         for _, equals in groupby(lanes, key=lambda lane: lane[1]):
             # Lanes of equal priority are merged by due time, so that no queue starves another.
@@ -94,6 +91,22 @@ class Lanes:
         if self.hot and rows:
             self._floors[lane] = rows[0][_IN_CLAIM_ORDER[0]]
         return rows
+
+    # -- too many lanes
+
+    def _heads_of_all(self, jobs: "JobQuerySet", limit: int) -> list[Head]:
+        due = self._due(jobs).order_by(*CLAIM_ORDER)
+        if connections[jobs.db].vendor != "mysql" or not jobs.query.select_for_update:
+            return list(due.values_list(*CLAIM_COLUMNS)[:limit])
+        # MariaDB locks every row that it examines, and a sort examines all that are due: look first, then lock by id,
+        # and look somewhat further, since others may hold the first ones.
+        ids = list(due.unlocked().values_list("pk", flat=True)[: limit + LOOKED_BEYOND])
+        heads: list[Head] = []
+        while ids and len(heads) < limit:
+            wanted = limit - len(heads)
+            heads += due.filter(pk__any=ids[:wanted]).values_list(*CLAIM_COLUMNS)
+            del ids[:wanted]
+        return heads
 
     def _due(self, jobs: "JobQuerySet") -> "JobQuerySet":
         due = self._known(jobs.pending()).filter(next_run_at__lte=UnixNow())

@@ -163,7 +163,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         ids = [head[0] for head in heads]
         still_pending = self.filter(pk__any=ids, status__range=(PENDING, PENDING)).order_by()
         # Nobody comes between the look and the UPDATE where the rows are locked, or SQLite's one write lock is held.
-        alone = (locks and not lanes.gave_up_locks) or (connection.vendor == "sqlite" and connection.in_atomic_block)
+        alone = locks or (connection.vendor == "sqlite" and connection.in_atomic_block)
         if not alone:
             # Else a job may have run, failed and been put off in between.
             still_pending = still_pending.filter(next_run_at__lte=UnixNow())
