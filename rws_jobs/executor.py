@@ -140,7 +140,7 @@ def _describe(error: BaseException, started: float) -> Failure:
         shown = f"{kind.__name__}: {text}" if text else kind.__name__
     try:
         trace = "".join(traceback.format_exception(error))
-    except Exception:
+    except BaseException:
         trace = f"{kind.__module__}.{kind.__qualname__}: (its traceback could not be formatted)"
     return Failure(
         error=shorten(shown, limit),
@@ -152,10 +152,10 @@ def _describe(error: BaseException, started: float) -> Failure:
 
 
 def _text(error: BaseException) -> str:
-    """``str(error)``, whatever its ``__str__`` does."""
+    """``str(error)``, whatever its ``__str__`` does, even if it calls ``sys.exit()``."""
     for show in (str, repr):
         try:
             return show(error)
-        except Exception:
+        except BaseException:
             continue
     return f"(the text of this {type(error).__name__} could not be read)"

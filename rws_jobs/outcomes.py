@@ -108,7 +108,7 @@ def retry_delay(policy: BackoffPolicy | None, attempt: int, exception: BaseExcep
             if math.isfinite(delay) and delay >= 0:
                 return min(delay, conf().BACKOFF_MAX) if not isinstance(policy, Backoff) else delay
             logger.error("backoff %r answered %r: the default backoff is used", policy, delay)
-        except Exception:
+        except BaseException:
             logger.exception("backoff %r raised: the default backoff is used", policy)
     return default_backoff()(attempt, exception)
 

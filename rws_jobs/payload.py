@@ -174,11 +174,12 @@ def _read_tag(found: dict[str, object]) -> object:
     if key.startswith("$$"):
         return {key[1:]: value}
     if key not in _READERS or not isinstance(value, str):
-        raise ValueError(f"unknown tag {_brief.repr({key: value})}; write a plain key with one more $ in front")
+        raise ValueError(f"unknown tag {_brief.repr(key)}; write a plain key with one more $ in front")
     try:
         return _READERS[key](value)
     except Exception as error:  # text from anywhere: whatever a constructor raises, the payload is at fault
-        raise ValueError(f"unreadable {_brief.repr({key: value})}: {_brief.repr(error)}") from error
+        # The value is not shown: the sentence ends up in logs.
+        raise ValueError(f"the text of a {key} cannot be read as one") from error
 
 
 _READERS = {tag: read for tag, _, _, read in _TAGS}

@@ -27,7 +27,8 @@ class Prefetch:
         """How many more to claim now."""
         return max(0, free_threads + self.ahead - unstarted)
 
-    @staticmethod
-    def overslept(oldest_waits: float) -> bool:
-        """True when the unstarted jobs should be given back for others to run."""
+    def overslept(self, oldest_waits: float) -> bool:
+        """True when the unstarted jobs should be given back for others to run; nothing is then held ahead."""
+        if oldest_waits > TOO_LONG:
+            self.ahead = 0
         return oldest_waits > TOO_LONG

@@ -80,9 +80,14 @@ class ExecutorThreads:
     # -- what the pump wants to know
 
     @property
+    def handed_over(self) -> int:
+        """Jobs handed over so far and not taken back."""
+        return self._put - self._taken_back
+
+    @property
     def unstarted(self) -> int:
         """Jobs handed over that no thread has started."""
-        return max(0, self._put - self._taken_back - sum(self._started))
+        return max(0, self.handed_over - sum(self._started))
 
     @property
     def running(self) -> int:

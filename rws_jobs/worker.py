@@ -76,7 +76,7 @@ class Worker:
         self._poll_interval = conf().POLL_INTERVAL if poll_interval is None else poll_interval
         self._pause = FIRST_PAUSE
         self._next_audit = 0.0
-        self._drain, self._left = drain, max_jobs
+        self._drain, self._max_jobs = drain, max_jobs
         self._stopping = self._abandoning = self._was_declared_dead = False
         self._apart = False  # settle and claim in transactions of their own, once
         self._last_claim_full = False
@@ -174,7 +174,8 @@ class Worker:
         finished = self._threads.finished
         while finished:
             runs.append(finished.popleft())
-        if self._stopping or self._was_declared_dead or self._prefetch.overslept(self._threads.oldest_waits):
+        overslept = self._prefetch.overslept(self._threads.oldest_waits)
+        if self._stopping or self._was_declared_dead or overslept:
             runs += [(claim, Released()) for claim in self._threads.take_back()]
             self._was_declared_dead = False
         if self._abandoning:
@@ -192,12 +193,10 @@ class Worker:
             recent_run=threads.recent_run,
         )
         room = self._prefetch.room(free_threads=threads.count - threads.running, unstarted=threads.unstarted)
-        return room if self._left is None else min(room, self._left)
+        return room if self._max_jobs is None else min(room, self._max_jobs - threads.handed_over)
 
     def _start(self, claims: list[Claim], room: int) -> None:
         fresh = self._ledger.take(claims)
-        if self._left is not None:
-            self._left -= len(fresh)
         if fresh:
             self._threads.put(fresh)
         self._last_claim_full = self._lanes.hot = bool(room) and len(claims) == room
@@ -214,8 +213,8 @@ class Worker:
         self._pause = min(max(2 * self._pause, FIRST_PAUSE), self._poll_interval)
 
     def _done(self) -> bool:
-        out_of_work = self._stopping or self._left == 0 or (self._drain and self._empty)
-        return out_of_work and not self._ledger.held
+        enough = self._max_jobs is not None and self._threads.handed_over >= self._max_jobs
+        return (self._stopping or enough or (self._drain and self._empty)) and not self._ledger.held
 
     # -- when a turn fails
 

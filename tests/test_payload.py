@@ -454,10 +454,10 @@ def test_a_payload_that_is_not_named_arguments_is_a_payload_error(text: str) -> 
 
 
 def test_a_payload_error_names_the_tag_and_the_way_out() -> None:
-    with pytest.raises(PayloadError, match=re.escape("unknown tag {'$ref': '#/a'}; write a plain key with one more $")):
+    with pytest.raises(PayloadError, match=re.escape("unknown tag '$ref'; write a plain key with one more $")):
         decode('{"schema": {"$ref": "#/a"}}')
     assert decode('{"schema": {"$$ref": "#/a"}}') == {"schema": {"$ref": "#/a"}}
-    with pytest.raises(PayloadError, match=re.escape("unreadable {'$uuid': '1234'}: ValueError('badly formed")):
+    with pytest.raises(PayloadError, match=re.escape("the text of a $uuid cannot be read as one")):
         decode('{"a": {"$uuid": "1234"}}')
 
 
