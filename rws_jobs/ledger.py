@@ -99,6 +99,11 @@ class Ledger:
         unwritten = {claim.id for claim, _ in self.unwritten}
         return [(claim, Released()) for claim in self.held.values() if claim.id not in unwritten]
 
+    def clear(self) -> None:
+        """The process ends without the database: what is held here is left to be rescued."""
+        self.held.clear()
+        self.unwritten.clear()
+
     def summarize(self, last: bool = False) -> None:
         """Log one line every ten seconds while there is work, and one at the end."""
         now = time.monotonic()

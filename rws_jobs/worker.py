@@ -79,6 +79,7 @@ class Worker:
         self._drain, self._max_jobs = drain, max_jobs
         self._stopping = self._abandoning = self._was_declared_dead = False
         self._apart = False  # settle and claim in transactions of their own, once
+        self._in_doubt = False  # rows may be ours of which a COMMIT without an answer has not told
         self._last_claim_full = False
         self._empty = False  # the last look found nothing due
 
@@ -154,6 +155,7 @@ class Worker:
             self._rest(looked=room > 0)
             return audited or room > 0
         self._ledger.unwritten = runs
+        self._in_doubt = room > 0
         claims: list[Claim] = []
         try:
             with short_transaction(self.using):
@@ -161,9 +163,10 @@ class Worker:
                 if room:
                     claims = jobs.claim(self._heart.worker, self._lanes, room)
         except ClaimsLost:
+            self._in_doubt = False
             self._ledger.write_singly()
             return True
-        self._ledger.unwritten, self._apart = [], False
+        self._ledger.unwritten, self._apart, self._in_doubt = [], False, False
         self._ledger.written(runs)
         self._start(claims, room)
         return True
@@ -214,13 +217,15 @@ class Worker:
 
     def _done(self) -> bool:
         enough = self._max_jobs is not None and self._threads.handed_over >= self._max_jobs
-        return (self._stopping or enough or (self._drain and self._empty)) and not self._ledger.held
+        out_of_work = self._stopping or enough or (self._drain and self._empty)
+        return out_of_work and not (self._ledger.held or self._ledger.unwritten or self._in_doubt)
 
     # -- when a turn fails
 
     def _turn_failed(self, error: Exception) -> None:
         """Runs stay unwritten in the ledger. Claims of the turn are forgotten: not one of them has started."""
         what = verdict(error)
+        self._in_doubt = self._in_doubt and what is Verdict.UNKNOWN
         if what is Verdict.ROLLED_BACK and not self._apart:
             # Nothing happened; at once again, but settle and claim apart, so that one does not undo the other for ever.
             self._apart, self._pause = True, 0.0
@@ -241,7 +246,8 @@ class Worker:
         self._lanes.cool()
         self._pause = self._patience.wait()
         if self._abandoning:
-            self._ledger.held.clear()
+            self._ledger.clear()
+            self._in_doubt = False
 
     def _audit(self) -> None:
         """Now and then, and after an error, compare our claims with the table."""
@@ -252,6 +258,7 @@ class Worker:
             self._threads.put([claim for claim in unstarted if claim.id not in lost])
             self._ledger.written([(claim, Lost()) for claim in unstarted if claim.id in lost])
         self._next_audit = time.monotonic() + conf().HEARTBEAT_INTERVAL
+        self._in_doubt = False
 
     def _declared_dead(self) -> None:
         """Called by maintenance: under a new id, what has not started is given back if it is still ours."""
