@@ -161,16 +161,12 @@ def _tick(using: str, declaration: Schedule, row: Any) -> int:
     if following is None:
         raise ValueError(f"{row.cron!r} never runs again")
     with short_transaction(using):
-        this = JobSchedule.objects.using(using).filter(pk=row.pk, next_run_at=row.next_run_at)
-        skips_locked = connections[using].features.has_select_for_update_skip_locked
-        if skips_locked and not this.select_for_update(skip_locked=True):
-            return 0  # another replica has it, or somebody holds its row: the other schedules do not wait for that
         if row.paused:
             # Its times pass by: resumed, it waits for the next one.
-            this.update(next_run_at=following)
+            _update(using, row, next_run_at=following)
             return 0
-        if not this.update(next_run_at=following, last_run_at=row.next_run_at):
-            return 0  # another replica was faster
+        if not _update(using, row, next_run_at=following, last_run_at=row.next_run_at):
+            return 0
         job = message(row.job_type, row.payload or "", **json.loads(row.options or "{}"))
         meta = json.dumps({"schedule": row.name, "scheduled_for": row.next_run_at}, ensure_ascii=False)
         return int(insert(job, meta=meta, using=using).created)
@@ -187,12 +183,24 @@ def _store_edits(using: str, declaration: Schedule, row: Any) -> None:
     if edits:
         if row.cron is not None and edits.keys() & {"cron", "timezone"} and row.next_run_at > row.now:
             edits["next_run_at"] = next_after(declaration.cron, row.now, declaration.timezone)
-        unchanged = JobSchedule.objects.using(using).filter(pk=row.pk, next_run_at=row.next_run_at)
-        if not unchanged.update(**edits):
-            return  # it moved meanwhile: the next tick tries again
+        with short_transaction(using):
+            if not _update(using, row, **edits):
+                return  # the next tick tries again
         for column, value in edits.items():
             setattr(row, column, value)
     declaration.stored = True
+
+
+def _update(using: str, row: Any, **columns: Any) -> bool:
+    """Change the row if it is due as it was when read.
+
+    False: another replica was faster, or somebody holds the row, and the other schedules do not wait for that.
+    """
+    this = JobSchedule.objects.using(using).filter(pk=row.pk, next_run_at=row.next_run_at)
+    skips_locked = connections[using].features.has_select_for_update_skip_locked
+    if skips_locked and not this.select_for_update(skip_locked=True):
+        return False
+    return bool(this.update(**columns))
 
 
 def _complain(name: str, error: Exception) -> None:
