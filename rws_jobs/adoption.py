@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management import CommandError
 from django.db import IntegrityError, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-from django.db.models.functions import Collate, Length, RowNumber
+from django.db.models.functions import SHA256, Length, RowNumber
 from django.db.models.signals import post_migrate
 
 from .text import JOB_TYPE_LENGTH, UNIQUE_KEY_LENGTH
@@ -99,8 +99,9 @@ class Adoption:
     def release_taken_keys(self, live_key: Any) -> None:
         live = self.rows.filter(status__in=["pending", "running"])
         key = live_key.expression  # Exactly what the database is going to compare.
-        if collation := live_key.db_parameters(self.connection).get("collation"):
-            key = Collate(key, collation)
+        if self.connection.vendor == "mysql":
+            # By its bytes, and by all of them: rows are sorted by 1,024 at most (max_sort_length).
+            key = SHA256(key)
         # Backwards in the alphabet, running comes before pending.
         place = models.Window(RowNumber(), partition_by=[key], order_by=["-status", "created_at", "pk"])
         self.release(
@@ -156,12 +157,11 @@ class PostgreSQLAdoption(Adoption):
         for field in self.present:
             column = f"ALTER COLUMN {self.editor.quote_name(field.column)}"
             wanted = str(field.db_type(self.connection)).replace("varchar", "character varying")
-            # Not stated again where it is right: views and generated columns on the column forbid even that.
+            # Views and generated columns on a column forbid to state its type again, even the same.
             if types.get(field.column) != wanted:
                 changes.append(f"{column} TYPE {wanted}")
-            default = self.default(field)
-            changes.append(f"{column} SET DEFAULT {default}" if default else f"{column} DROP DEFAULT")
-            changes.append(f"{column} {'DROP' if field.null else 'SET'} NOT NULL")
+            default = f"SET DEFAULT {self.default(field)}" if field.has_db_default() else "DROP DEFAULT"
+            changes += [f"{column} {default}", f"{column} {'DROP' if field.null else 'SET'} NOT NULL"]
         return changes
 
 
@@ -209,8 +209,7 @@ class SQLiteAdoption(Adoption):
     def complete(self) -> None:
         for field in self.to_generate:
             self.release_taken_keys(field)
-        hung_on = self.indexes_and_triggers_of_others()
-        foreign = self.columns_of_others()
+        hung_on, foreign = self.indexes_and_triggers_of_others(), self.columns_of_others()
         old = self.editor.quote_name(f"{self.name}__original")
         self.alter(f"RENAME TO {old}")
         self.editor.create_model(self.model)

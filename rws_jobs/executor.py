@@ -3,8 +3,9 @@
 import logging
 import time
 import traceback
+from collections.abc import Awaitable
 from contextvars import Context
-from inspect import iscoroutinefunction
+from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -32,6 +33,7 @@ from .outcomes import (
     Snoozed,
     retry_delay,
 )
+from .settling import send
 from .signals import job_started
 from .text import clean, shorten
 
@@ -78,7 +80,7 @@ def _run(claim: Claim, using: str) -> Outcome:
     scheduled_for = claim.extensions.get("scheduled_for") if claim.meta else None
     set_current(CurrentJob(claim.id, claim.job_type, claim.queue, claim.attempt, claim.max_retries, scheduled_for))
     if job_started.receivers:
-        job_started.send_robust(Job, job=claim.info())
+        send(job_started, claim.info())
     handler = registry.resolve(claim.job_type)
     function, arguments = handler.bind(claim.payload)
     if handler.atomic:
@@ -88,25 +90,37 @@ def _run(claim: Claim, using: str) -> Outcome:
 
 
 def _call(function: Any, arguments: dict[str, Any] | tuple[Any, ...]) -> None:
-    if iscoroutinefunction(function):
+    answer = function(**arguments) if isinstance(arguments, dict) else function(*arguments)
+    if answer is None:
+        return
+    if isawaitable(answer):
         # Its sync_to_async parts, the ORM's above all, come back to this thread and to connections that we look after.
-        function = async_to_sync(function)
-    if isinstance(arguments, dict):
-        function(**arguments)
-    else:
-        function(*arguments)
+        async_to_sync(_awaited)(answer)
+    elif isgenerator(answer) or isasyncgen(answer):
+        raise TypeError("the handler answered a generator, none of whose lines has run")
+
+
+async def _awaited(answer: Awaitable[object]) -> None:
+    await answer
 
 
 def _run_atomic(function: Any, arguments: dict[str, Any] | tuple[Any, ...], claim: Claim, using: str) -> Outcome:
     """The handler and the end of its job in one transaction: exactly once for what it writes to the same database."""
+    committed: list[bool] = []
     for repeat in range(ATOMIC_REPEATS + 1):
         try:
             with transaction.atomic(using=using):
+                transaction.on_commit(lambda: committed.append(True), using=using, robust=True)
                 _call(function, arguments)
                 if not Job.objects.using(using).complete([claim]):
                     raise _ClaimLost
             return Completed(recorded=True)
-        except (DatabaseError, InterfaceError) as error:
+        except BaseException as error:
+            if committed:
+                logger.exception("%r is done, but a callback after its commit raised", claim)
+                return Completed(recorded=True)
+            if not isinstance(error, (DatabaseError, InterfaceError)):
+                raise
             what = verdict(error)
             if what is Verdict.UNKNOWN and not connections[using].is_usable():
                 # Lost, perhaps after its COMMIT: then the row is gone, and the fence finds nothing to give back.

@@ -5,6 +5,7 @@ from typing import Any
 
 from .conf import conf
 from .outcomes import Failure
+from .text import shorten
 
 
 def read(text: str | None) -> list[dict[str, Any]]:
@@ -34,17 +35,21 @@ def extended(text: str | None, attempt: int, worker: str, failure: Failure) -> s
             "traceback": failure.traceback,
         }
     )
-    limit = 4 * conf().MAX_ERROR_BYTES
-    sizes = [len(_dump(entry)) for entry in entries]
+    limit = 4 * conf().MAX_ERROR_BYTES - len("[]")
+    sizes = [len(_dump(entry)) + len(",") for entry in entries]
     for index, entry in enumerate(entries[:-1]):
         if sum(sizes) <= limit:
             break
         entry["traceback"] = ""
-        sizes[index] = len(_dump(entry))
+        sizes[index] = len(_dump(entry)) + len(",")
     while sum(sizes) > limit and len(entries) > 2:
         del entries[1], sizes[1]
+    if sum(sizes) > limit:
+        # Characters that JSON must escape take up to six times their size.
+        for entry in entries:
+            entry["error"], entry["traceback"] = shorten(entry["error"], limit // 64), ""
     return _dump(entries)
 
 
 def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -10,6 +10,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("rws_jobs")
 
+# libpq's PQTRANS_ACTIVE, INTRANS and INERROR; psycopg 2 and 3 both answer these numbers.
+_PG_IN_TRANSACTION = (1, 2, 3)
+
 
 def refresh_connections() -> set[str]:
     """Close what is broken or too old, have the rest checked before its next use, forget logged queries.
@@ -21,7 +24,8 @@ def refresh_connections() -> set[str]:
     """
     inside = set()
     for connection in connections.all(initialized_only=True):
-        connection.queries_log.clear()
+        if not connection.force_debug_cursor:  # else somebody counts queries
+            connection.queries_log.clear()
         if _in_transaction(connection):
             inside.add(connection.alias)
         elif connection.errors_occurred or connection.settings_dict["CONN_MAX_AGE"] != 0:
@@ -56,5 +60,26 @@ def _close_if_stale(connection: BaseDatabaseWrapper) -> None:
 
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Inside one that does not end by itself: ``atomic()``, or autocommit switched off."""
-    return connection.connection is not None and (connection.in_atomic_block or not connection.autocommit)
+    """Inside one that does not end by itself: ``atomic()``, autocommit switched off, or a BEGIN sent as a statement."""
+    session = connection.connection
+    if session is None:
+        return False
+    if connection.in_atomic_block or not connection.autocommit:
+        return True
+    if connection.vendor == "sqlite":
+        return bool(session.in_transaction)
+    if connection.vendor == "postgresql":
+        return bool(session.info.transaction_status in _PG_IN_TRANSACTION)
+    if connection.vendor == "mysql" and connection.mysql_is_mariadb:  # type: ignore[attr-defined]
+        return _mariadb_in_transaction(connection)
+    return False
+
+
+def _mariadb_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    # The driver does not tell. Asked only of connections that jobs have opened.
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@in_transaction")
+            return bool(cursor.fetchone()[0])
+    except Exception:
+        return False  # broken: _close_if_stale() sees to it

@@ -6,6 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
+from numbers import Real
+from typing import Any
 
 from .conf import conf
 
@@ -88,8 +91,9 @@ class Backoff:
     def __call__(self, attempt: int, exception: BaseException) -> float:
         """Seconds to wait after the failure of attempt number ``attempt`` (counted from 1)."""
         cap = seconds(conf().BACKOFF_MAX if self.maximum is None else self.maximum, "maximum")
+        delay = seconds(self.initial, "initial")
         try:
-            delay = seconds(self.initial, "initial") * float(self.multiplier) ** (attempt - 1)
+            delay = delay and delay * float(self.multiplier) ** (attempt - 1)
         except OverflowError:
             delay = cap
         return min(delay, cap) * (1 + self.jitter * random.random())
@@ -104,9 +108,13 @@ def retry_delay(policy: BackoffPolicy | None, attempt: int, exception: BaseExcep
     """Ask ``policy``; one that raises or answers nonsense must not lose the job, so the default stands in for it."""
     if policy is not None:
         try:
-            delay = policy(attempt, exception)
-            if math.isfinite(delay) and delay >= 0:
-                return min(delay, conf().BACKOFF_MAX) if not isinstance(policy, Backoff) else delay
+            delay: Any = policy(attempt, exception)
+            if isinstance(policy, Backoff):
+                return float(delay)
+            number = isinstance(delay, (Real, Decimal))
+            if number and delay >= 0 and delay != math.inf:
+                # Compared before it is converted: 10**2000 is no float.
+                return float(min(delay, conf().BACKOFF_MAX))
             logger.error("backoff %r answered %r: the default backoff is used", policy, delay)
         except BaseException:
             logger.exception("backoff %r raised: the default backoff is used", policy)

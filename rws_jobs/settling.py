@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from django.dispatch import Signal
+
 from .info import Claim, JobInfo, Status
 from .models import Job
 from .outcomes import COMPLETED, Completed, Dead, Lost, Outcome, Released, Retrying, Snoozed
@@ -113,20 +115,28 @@ def announce(claim: Claim, outcome: Outcome) -> None:
     """Call the hooks and signal receivers of a committed outcome, each by itself. Never raises."""
     match outcome:
         case Completed():
-            job_succeeded.send_robust(Job, job=claim.info("succeeded"))
+            send(job_succeeded, claim.info("succeeded"))
         case Retrying(failure):
             info = claim.info(Status.PENDING.value, attempts=claim.attempts + 1, error=failure.error)
-            job_retrying.send_robust(Job, job=info)
+            send(job_retrying, info)
         case Dead(failure):
             info = claim.info(Status.FAILED.value, attempts=claim.attempts + 1, error=failure.error)
             for hook in list(_dead_hooks):
                 try:
                     hook(info)
-                except Exception:
+                except BaseException:
                     logger.exception("on_dead hook %r raised for %r", hook, claim)
-            job_dead.send_robust(Job, job=info)
+            send(job_dead, info)
         case Lost():
-            claim_lost.send_robust(Job, job=claim.info())
+            send(claim_lost, claim.info())
+
+
+def send(signal: Signal, info: JobInfo) -> None:
+    """Tell the receivers of a signal. One that raises is logged, also one that calls ``sys.exit()``."""
+    try:
+        signal.send_robust(Job, job=info)
+    except BaseException:
+        logger.exception("a signal receiver raised for %r", info)
 
 
 def _one_line(text: str) -> str:

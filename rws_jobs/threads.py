@@ -1,5 +1,6 @@
 """The threads that run handlers, between the claims that wait for them and the runs that wait to be settled."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -10,9 +11,11 @@ from queue import Empty, SimpleQueue
 from django.db import connections
 
 from .info import Claim
-from .isolation import refresh_connections, rest_connections
+from .isolation import drop_connections, refresh_connections, rest_connections
 from .outcomes import Outcome
 from .settling import Run, announce
+
+logger = logging.getLogger("rws_jobs")
 
 # A thread without a job for so many seconds closes the connections that CONN_MAX_AGE does not keep.
 REST_AFTER = 1.0
@@ -160,7 +163,10 @@ class Announcer:
 
     def _work(self) -> None:
         while (run := self._outcomes.get()) is not None:
-            refresh_connections()
+            inside = refresh_connections()
             Context().run(announce, *run)
+            if left_open := refresh_connections() - inside:
+                drop_connections(left_open)
+                logger.error("a hook left a transaction open on %s; it was rolled back", ", ".join(left_open))
             rest_connections()
         connections.close_all()
