@@ -17,7 +17,7 @@ class Job(models.Model):
     id = KeyField(_("id"), max_length=64, primary_key=True)
     job_type = models.TextField(_("job type"))
     payload = models.TextField(_("payload"))
-    status = models.CharField(_("status"), max_length=16, choices=Status, db_default=Status.PENDING.value)
+    status = KeyField(_("status"), max_length=16, choices=Status, db_default=Status.PENDING.value)
     attempts = models.IntegerField(_("failed attempts"), db_default=0)
     max_retries = models.IntegerField(_("retries allowed"), db_default=3)
     next_run_at = models.BigIntegerField(_("due"), help_text=_("Unix seconds."))

@@ -166,7 +166,7 @@ def test_a_claim_is_signed_and_dated_by_the_database() -> None:
         ({"queues": ["one", "two"], "exclude": ["two"]}, ["a", "c"]),
         ({"job_types": lambda: ["tests.noop"]}, ["a", "b", "d"]),
         ({"queues": ["one"], "job_types": lambda: ["tests.noop"]}, ["a"]),
-        ({"job_types": lambda: []}, []),
+        ({"job_types": list}, []),
     ],
 )
 @pytest.mark.parametrize("most_lanes", [64, 1])
@@ -251,13 +251,9 @@ def test_an_open_claim_is_passed_over_not_waited_for() -> None:
 
 def test_a_claim_rolled_back_was_none() -> None:
     insert(row("job", attempts=1))
-
-    class Undone(Exception):
-        pass
-
-    with pytest.raises(Undone), short_transaction("default"):
+    with short_transaction("default"):
         assert ids(Job.objects.claim("a", Lanes(), 1)) == ["job"]
-        raise Undone
+        transaction.set_rollback(True)
     assert list(Job.objects.values_list("status", "claimed_by", "claimed_at")) == [("pending", None, None)]
     assert ids(claim(worker="b")) == ["job"]
 

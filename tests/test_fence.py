@@ -31,7 +31,7 @@ FAILURE = Failure(error="went wrong", exception="builtins.ValueError", traceback
 
 @dataclass(frozen=True)
 class State:
-    """The row (``status`` None: there is none), and for each worker the attempts of the claim that it believes it has."""
+    """The row (``status`` None: there is none), and for each worker the attempts of the claim it believes it has."""
 
     status: str | None = "pending"
     attempts: int = 0
@@ -78,7 +78,10 @@ def expected(state: State, step: str) -> tuple[int, State]:
 
 
 OUTCOMES = ("complete", "retry", "snooze", "bury", "release")
-STEPS = [f"{what} {worker}" for what in ("claim", "reclaim", *OUTCOMES, "rescue") for worker in "ab"] + ["requeue", "delete"]
+STEPS = [f"{what} {worker}" for what in ("claim", "reclaim", *OUTCOMES, "rescue") for worker in "ab"] + [
+    "requeue",
+    "delete",
+]
 
 
 def reachable() -> list[State]:
@@ -388,6 +391,15 @@ def test_a_worker_that_beats_while_it_is_watched_is_not_declared_dead(monkeypatc
     assert watch.look() == 1
     assert set(JobWorker.objects.values_list("pk", flat=True)) == {"alive"}
     assert statuses() == {"alive": "running", "still": "pending"}
+
+
+def test_a_worker_that_beats_after_it_was_looked_at_is_not_declared_dead() -> None:
+    JobWorker.objects.create(id="late", host="h", pid=1, started_at=1, beat_at=5, lease=10)
+    watch = Watch("default")
+    watch._declare_dead("late", 4)
+    assert JobWorker.objects.exists()
+    watch._declare_dead("late", 5)
+    assert not JobWorker.objects.exists()
 
 
 def test_after_an_outage_nobody_is_dead_yet(monkeypatch: pytest.MonkeyPatch) -> None:

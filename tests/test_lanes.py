@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -118,7 +118,9 @@ def test_on_both_sides_of_the_most_lanes_the_order_is_the_same(count: int) -> No
     ]
     more = [row(f"{job.id}+", queue=job.queue, priority=job.priority, next_run_at=LONG_AGO + 2) for job in rows]
     insert(*rows, *more)
-    with CaptureQueriesContext(connection, ) as queries:
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
         found = heads(Lanes())
     in_order = sorted([*rows, *more], key=lambda job: (-job.priority, job.next_run_at, job.id))
     assert found == [job.id for job in in_order]
@@ -250,18 +252,34 @@ def test_what_another_holds_locked_is_not_passed_by_for_good(clock: Clock) -> No
         pytest.skip("this database does not skip locked rows")
     insert(row("held"), row("mine", next_run_at=LONG_AGO + 5))
     lanes = Lanes()
-
-    class Undone(Exception):
-        pass
-
-    with another_connection() as another, pytest.raises(Undone), hot(lanes):
+    with another_connection() as another, hot(lanes):
         with short_transaction(another):
             assert [claim.id for claim in Job.objects.using(another).claim("b", Lanes(), 1)] == ["held"]
             assert claim(lanes, 1) == ["mine"]
-            raise Undone
-    lanes.hot = True
-    clock.moment += FLOORS_KEPT + 0.001
-    assert claim(lanes, 1) == ["held"]
+            transaction.set_rollback(True, using=another)
+        clock.moment += FLOORS_KEPT + 0.001
+        assert claim(lanes, 1) == ["held"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(0, 9)), max_size=30),
+    batches=st.lists(st.integers(1, 5), min_size=1),
+)
+def test_while_nothing_comes_a_hot_worker_claims_in_exact_order(values: list[Any], batches: list[int]) -> None:
+    Job.objects.all().delete()
+    rows = [
+        row(f"{number:02}", queue=queue, priority=priority, next_run_at=LONG_AGO + due)
+        for number, (queue, priority, due) in enumerate(values)
+    ]
+    insert(*rows)
+    rows.sort(key=lambda job: (-job.priority, job.next_run_at, job.id))
+    lanes = Lanes()
+    claimed: list[str] = []
+    with hot(lanes):
+        for limit in [*batches, *[5] * 6]:
+            claimed += claim(lanes, limit)
+    assert claimed == [job.id for job in rows]
 
 
 STEPS = st.lists(

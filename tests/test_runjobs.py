@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from rws_jobs import enqueue, enqueue_many, message
+from rws_jobs.management.commands.runjobs import Stop
 from rws_jobs.models import Job, JobSchedule, JobWorker
 
 from .jobs import boom, fail_with, noop, record
@@ -105,7 +106,9 @@ def test_max_jobs_exits_after_so_many(processes: Processes, ledger: Ledger) -> N
 
 
 def test_no_schedules_leaves_them_to_others(processes: Processes, ledger: Ledger) -> None:
-    jobs = "from rws_jobs import schedule\nfrom tests.jobs import record\nschedule('each second', '* * * * * *', record)"
+    jobs = (
+        "from rws_jobs import schedule\nfrom tests.jobs import record\nschedule('each second', '* * * * * *', record)"
+    )
     enqueue_many([noop.message()])
     abstains = processes.runjobs("--no-schedules", jobs=jobs).started()
     wait_for(all_done, what="the job to be done")
@@ -331,6 +334,29 @@ def test_a_second_signal_ends_it_now_with_an_error_code_and_no_charge(
     assert "Traceback" not in process.log
 
 
+def test_signals_within_a_second_are_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = 100.0
+    monkeypatch.setattr("rws_jobs.management.commands.runjobs.time.monotonic", lambda: moment)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        stop = Stop()
+        assert not stop.asked
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        moment += 1.0
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.forced
+        moment += 0.01
+        signal.raise_signal(signal.SIGINT)
+        assert stop.forced
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_workers_that_are_stopped_at_any_moment_leave_no_row_running(processes: Processes, ledger: Ledger) -> None:
     """Under a stream of short jobs the signal comes in the middle of claims, commits and handlers."""
     jobs = (
@@ -393,9 +419,7 @@ def test_a_worker_killed_without_warning_leaves_its_jobs_to_be_rescued(
     assert set(JobWorker.objects.values_list("pid", flat=True)) == {second.pid}
 
 
-def test_a_new_worker_with_the_same_host_and_pid_is_another(
-    processes: Processes, ledger: Ledger, gate: Path
-) -> None:
+def test_a_new_worker_with_the_same_host_and_pid_is_another(processes: Processes, ledger: Ledger, gate: Path) -> None:
     unshare = ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "--kill-child"]
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
         pytest.skip("unshare --pid --uts is not allowed here")

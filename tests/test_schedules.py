@@ -430,9 +430,7 @@ def test_a_row_broken_by_sql_is_logged_once_and_stops_no_other(
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 2
 
 
-def test_a_job_type_that_nobody_handles_is_enqueued_all_the_same(
-    declared: Callable[..., None], clock: Clock
-) -> None:
+def test_a_job_type_that_nobody_handles_is_enqueued_all_the_same(declared: Callable[..., None], clock: Clock) -> None:
     declared(at("12:00"), "* * * * *")
     JobSchedule.objects.update(job_type="no.such", payload="{not json")
     clock.move_to(at("12:01"))

@@ -35,13 +35,12 @@ def test_each_database_has_the_originals_columns_with_the_originals_types() -> N
         "postgresql": ("text", "character varying({})", "bigint"),
         "mysql": ("longtext", "varchar({})", "bigint(20)"),
     }[connection.vendor]
-    status = "character varying(16)" if POSTGRESQL else "varchar(16)"
     integer = "int(11)" if MARIADB else "integer"
     assert _columns("rws_jobs")[:12] == [
         ("id", key.format(64), False, None),
         ("job_type", text, False, None),
         ("payload", text, False, None),
-        ("status", status, False, "pending"),
+        ("status", key.format(16), False, "pending"),
         ("attempts", integer, False, "0"),
         ("max_retries", integer, False, "3"),
         ("next_run_at", long, False, None),
@@ -135,6 +134,7 @@ def test_every_key_column_has_the_binary_collation_without_padding() -> None:
     )
     assert {
         ("rws_jobs", "id"),
+        ("rws_jobs", "status"),
         ("rws_jobs", "queue"),
         ("rws_jobs", "unique_key"),
         ("rws_jobs", "claimed_by"),
@@ -164,6 +164,13 @@ def test_queues_are_compared_byte_by_byte() -> None:
     for number, name in enumerate(ALIKE):
         with transaction.atomic():
             assert [one.id for one in Job.objects.claim("us", Lanes([name]), 10)] == [str(number)]
+
+
+def test_statuses_are_compared_byte_by_byte() -> None:
+    insert(*(row(name, status=name, unique_key="k") for name in ("pending", "Pending", "pending ", "RUNNING")))
+    assert [info.id for info in Job.objects.pending().as_infos()] == ["pending"]
+    assert [info.id for info in Job.objects.live("tests.noop", "k").as_infos()] == ["pending"]
+    assert run(original.RECOVER) == 0
 
 
 def test_unique_keys_are_compared_byte_by_byte() -> None:

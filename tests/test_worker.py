@@ -1,4 +1,4 @@
-"""The worker in threads of this process: it runs what is due, gives back what it has not started, and outlives errors."""
+"""The worker in threads of this process: it runs what is due, gives back what it has not started, outlives errors."""
 
 import logging
 import re
@@ -202,12 +202,15 @@ def test_what_was_given_back_does_not_count_for_max_jobs(handlers: Handlers, sta
 
 
 def test_a_stop_finishes_what_runs_and_gives_back_the_rest_uncharged(
-    handlers: Handlers, start_worker: StartWorker
+    handlers: Handlers, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rws_jobs.prefetch.SOON", 600)  # it is the stop that gives them back
+    monkeypatch.setattr("rws_jobs.prefetch.TOO_LONG", 600)
     (long,) = enqueue_all("gated", "long", priority=1)
     rest = enqueue_all("quick", *numbered(20))
     worker = holding_ahead(20, start_worker)
     handlers.wait_started("long")
+    assert Job.objects.running().count() == 21
     assert not worker.stop(timeout=0)
     wait_for(lambda: Job.objects.running().count() == 1, what="the unstarted to be given back")
     assert not worker.stop(timeout=0.1)
@@ -588,8 +591,9 @@ def test_the_first_job_after_a_loss_of_all_sessions_has_a_connection_that_works(
 
 @on_servers
 def test_a_claim_whose_commit_was_not_answered_is_given_back_and_run(
-    handlers: Handlers, start_worker: StartWorker, proxy: "Proxy"
+    proxy: "Proxy", handlers: Handlers, start_worker: StartWorker, configure: Callable[..., None]
 ) -> None:
+    configure(HEARTBEAT_INTERVAL=600, DEAD_AFTER=3600)  # nobody looks but because of the error
     worker = start_worker()
     wait_for(JobWorker.objects.exists, what="the worker's row")
     proxy.swallow_the_next_commit()
@@ -603,7 +607,7 @@ def test_a_claim_whose_commit_was_not_answered_is_given_back_and_run(
 
 @on_servers
 def test_an_outcome_whose_commit_was_not_answered_is_no_lost_claim(
-    handlers: Handlers, start_worker: StartWorker, proxy: "Proxy", caplog: pytest.LogCaptureFixture
+    proxy: "Proxy", handlers: Handlers, start_worker: StartWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     enqueue_all("gated", "a")
     worker = start_worker()
@@ -619,7 +623,7 @@ def test_an_outcome_whose_commit_was_not_answered_is_no_lost_claim(
 
 @on_servers
 def test_a_worker_stopped_after_an_unanswered_claim_leaves_nothing_behind(
-    handlers: Handlers, start_worker: StartWorker, proxy: "Proxy"
+    proxy: "Proxy", handlers: Handlers, start_worker: StartWorker
 ) -> None:
     worker = start_worker()
     wait_for(JobWorker.objects.exists, what="the worker's row")
@@ -633,7 +637,7 @@ def test_a_worker_stopped_after_an_unanswered_claim_leaves_nothing_behind(
 
 @on_servers
 def test_an_outage_is_logged_once_and_survived(
-    handlers: Handlers, start_worker: StartWorker, proxy: "Proxy", caplog: pytest.LogCaptureFixture
+    proxy: "Proxy", handlers: Handlers, start_worker: StartWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     enqueue_all("gated", "a")
     worker = start_worker(threads=2)
@@ -657,7 +661,7 @@ def test_an_outage_is_logged_once_and_survived(
 
 
 @on_servers
-def test_a_worker_stops_during_an_outage(handlers: Handlers, start_worker: StartWorker, proxy: "Proxy") -> None:
+def test_a_worker_stops_during_an_outage(proxy: "Proxy", handlers: Handlers, start_worker: StartWorker) -> None:
     worker = start_worker()
     wait_for(JobWorker.objects.exists, what="the worker's row")
     proxy.out()
@@ -930,12 +934,12 @@ def _shut(*sockets: socket.socket) -> None:
 
 
 @pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """All connections made from here on go through it; the test's own is there already."""
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """All connections made from here on go through it; the test's own is there already. Ask for it before a worker:
+    then it outlives that."""
     connection.ensure_connection()
     settings = connections.settings["default"]
     proxy = Proxy(settings["HOST"], int(settings["PORT"]))
     monkeypatch.setitem(connections.settings, "default", {**settings, "HOST": "127.0.0.1", "PORT": str(proxy.port)})
     yield proxy
-    proxy.back()
-    request.addfinalizer(proxy.close)  # after the workers have been stopped
+    proxy.close()

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def wait_for(condition: Callable[[], T], *, timeout: float = 30.0, every: float = 0.01, what: str) -> T:
-    """Ask ``condition`` until its answer is true, and return that. AssertionError, saying ``what``, after ``timeout``."""
+    """Ask ``condition`` until its answer is true, and return that. AssertionError with ``what`` after ``timeout``."""
     deadline = time.monotonic() + timeout
     while True:
         if answer := condition():
@@ -55,14 +55,15 @@ def another_connection(alias: str = "another") -> Iterator[str]:
 def until_one_waits_for_a_lock() -> None:
     """Until a session of this database waits for a lock that another holds. (SQLite has one lock, and no such list.)"""
     sql = {
-        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        "postgresql": "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'",
         "mysql": "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p"
         " ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()",
     }[connection.vendor]
 
     def waits() -> bool:
-        # On a connection of its own, now and then: inside a transaction PostgreSQL shows the same list again, and within
-        # 0.1 s so does InnoDB.
+        # On a connection of its own, now and then: inside a transaction PostgreSQL shows the same list again, and
+        # within 0.1 s so does InnoDB.
         with another_connection("watching") as alias, connections[alias].cursor() as cursor:
             cursor.execute(sql)
             return bool(cursor.fetchone()[0])

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from rws_jobs.info import Status
 from rws_jobs.models import Job
 
-from . import bulk
+from . import bulk, walk
 from .display import printable, status_badge, type_name
 from .lists import COLUMNS, JobChangeList
 
@@ -44,8 +44,9 @@ class Selection:
         across = request.POST.get("select_across", "0") not in ("", "0")
         return cls(list(ids), across, bool(request.POST.get("post")))
 
-    def batches(self, matching: "JobQuerySet") -> Iterator[list[str]]:
-        return bulk.in_batches(matching) if self.across else bulk.sliced(self.ids)
+    def batches(self, model_admin: "JobAdmin", request: HttpRequest, matching: "JobQuerySet") -> Iterator[list[str]]:
+        """The ids, in batches: the selected ones, or those of ``matching``."""
+        return bulk.in_batches(walk.through(model_admin.all_jobs(request), matching) if self.across else [self.ids])
 
 
 @admin.action(permissions=["retry"], description=gettext_lazy("Retry selected %(verbose_name_plural)s"))
@@ -55,7 +56,7 @@ def retry_selected(model_admin: "JobAdmin", request: HttpRequest, queryset: "Job
     if selection.across and not selection.confirmed:
         return _ask(model_admin, request, selection, queryset, "retry_selected")
     # Of all that match, only dead jobs can be retried: the others need not be walked through.
-    batches = selection.batches(queryset.dead())
+    batches = selection.batches(model_admin, request, queryset.dead().order_by(*walk.BY_DEATH))
     tally = _logged(model_admin, request, selection, bulk.retry(model_admin.get_queryset(request), batches), CHANGE)
     done = ngettext("%d job was retried: it is due now.", "%d jobs were retried: they are due now.", tally.done)
     key_live = ngettext(
@@ -78,7 +79,8 @@ def delete_selected(model_admin: "JobAdmin", request: HttpRequest, queryset: "Jo
     selection = Selection.of(request)
     if not selection.confirmed:
         return _ask(model_admin, request, selection, queryset, "delete_selected")
-    batches = selection.batches(queryset.filter(status__in=[Status.PENDING.value, Status.FAILED.value]))
+    deletable = queryset.filter(status__in=[Status.PENDING.value, Status.FAILED.value])
+    batches = selection.batches(model_admin, request, deletable)
     tally = _logged(model_admin, request, selection, bulk.delete(model_admin.get_queryset(request), batches), DELETION)
     done = ngettext("%d job was deleted.", "%d jobs were deleted.", tally.done)
     running = ngettext(

@@ -33,19 +33,11 @@ class Tally:
     """The ids of the batch just done."""
 
 
-def in_batches(matching: JobQuerySet) -> Iterator[list[str]]:
-    """The ids of all that match, by the primary key downwards: jobs that are left as they are do not come again."""
-    newest_first = matching.order_by("-pk").values_list("pk", flat=True)
-    ids = list(newest_first[:BATCH])
-    while ids:
-        yield ids
-        ids = list(newest_first.filter(pk__lt=ids[-1])[:BATCH])
-
-
-def sliced(ids: list[str]) -> Iterator[list[str]]:
-    """Given ids as batches."""
-    for start in range(0, len(ids), BATCH):
-        yield ids[start : start + BATCH]
+def in_batches(lists: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Lists of ids in parts of at most ``BATCH``."""
+    for ids in lists:
+        for start in range(0, len(ids), BATCH):
+            yield ids[start : start + BATCH]
 
 
 def retry(jobs: JobQuerySet, batches: Iterable[list[str]]) -> Iterator[Tally]:

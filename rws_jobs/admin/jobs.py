@@ -28,8 +28,9 @@ from .display import (
     type_name,
     when,
 )
-from .lists import BY_DEATH, BY_ID, FILTERS, CappedPaginator, JobChangeList
+from .lists import FILTERS, CappedPaginator, JobChangeList
 from .search import QueueFilter, TypeFilter, in_texts
+from .walk import BY_DEATH, BY_ID
 
 if TYPE_CHECKING:
     from rws_jobs.querysets import JobQuerySet
@@ -110,7 +111,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
         # Django allows every column: a walk through all rows, and a way to guess at payloads that are hidden.
-        return lookup in FILTERS
+        return lookup in FILTERS and not (self.only_status and lookup.startswith("status"))
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         return in_texts(queryset, search_term, errors=self.only_status == Status.FAILED.value), False

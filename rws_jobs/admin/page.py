@@ -80,7 +80,7 @@ def delete(model_admin: "JobAdmin", request: HttpRequest, job: Job | None, job_i
         return _missing(model_admin, request, job_id)
     name = printable(job)
     if job.status != Status.RUNNING.value and not request.POST.get("post"):
-        back_url = _url(model_admin, "change", job.pk)
+        back_url = _filtered(model_admin, request, _url(model_admin, "change", job.pk))
         title = _("Delete this job?")
         return confirmation(model_admin, request, title=title, deletes=True, jobs=[job], hidden=[], back_url=back_url)
     # Of those in this list: a dead letter that somebody has retried meanwhile is another thing to delete.

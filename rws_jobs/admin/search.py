@@ -35,11 +35,11 @@ def by_key(model_admin: "JobAdmin", request: HttpRequest, term: str) -> Q | None
         return None
     jobs = model_admin.all_jobs(request)
     if _ID.fullmatch(term):
-        # Not LIKE: PostgreSQL serves that by this index only in the C collation. "z" sorts behind every digit in all.
-        beginning = Q(pk__gte=term, pk__lt=f"{term}zzzz")
+        # The index serves the range: LIKE alone only in PostgreSQL's C collation. "z" sorts behind all digits in each.
+        beginning = Q(pk__gte=term, pk__lt=f"{term}zzzz", pk__startswith=term)
         if jobs.filter(beginning).exists():
             return beginning
-    if jobs.filter(pk=term).exists():
+    elif jobs.filter(pk=term).exists():
         return Q(pk=term)
     if model_admin.only_status is None and (types := registry.job_types()[:_MOST_TYPES]):
         # Not IN: SQLite with statistics takes a unique index that holds many NULLs for useless then.

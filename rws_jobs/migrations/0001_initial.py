@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
                 ("payload", models.TextField(verbose_name="payload")),
                 (
                     "status",
-                    models.CharField(
+                    fields.KeyField(
                         choices=[("pending", "pending"), ("running", "running"), ("failed", "failed")],
                         db_default="pending",
                         max_length=16,
