@@ -14,8 +14,9 @@ from .info import Claim
 from .lanes import Lanes
 from .liveness import Heart, Watch
 from .models import Job
+from .outages import Verdict, verdict
 from .outcomes import Dead, Lost, Outcome, Retrying
-from .settling import ClaimsLost, announce, is_heard, log, settle
+from .settling import ClaimsLost, announce, is_heard, log, settle, without_text
 from .transactions import short_transaction
 
 _watches: dict[str, Watch] = {}
@@ -54,6 +55,12 @@ def _finish(using: str, claim: Claim, outcome: Outcome) -> None:
             settle(Job.objects.using(using), [(claim, outcome)])
     except ClaimsLost:
         outcome = Lost()
+    except (DatabaseError, InterfaceError) as error:
+        if verdict(error) is not Verdict.BAD_DATA:
+            raise
+        outcome = without_text(outcome, error)
+        with short_transaction(using):
+            settle(Job.objects.using(using), [(claim, outcome)])
     log([(claim, outcome)])
     if is_heard(outcome):
         announce(claim, outcome)

@@ -107,7 +107,10 @@ async def _awaited(answer: Awaitable[object]) -> None:
 def _run_atomic(function: Any, arguments: dict[str, Any] | tuple[Any, ...], claim: Claim, using: str) -> Outcome:
     """The handler and the end of its job in one transaction: exactly once for what it writes to the same database."""
     committed: list[bool] = []
+    connection = connections[using]
     for repeat in range(ATOMIC_REPEATS + 1):
+        connection.ensure_connection()
+        session = connection.connection
         try:
             with transaction.atomic(using=using):
                 transaction.on_commit(lambda: committed.append(True), using=using, robust=True)
@@ -122,8 +125,10 @@ def _run_atomic(function: Any, arguments: dict[str, Any] | tuple[Any, ...], clai
             if not isinstance(error, (DatabaseError, InterfaceError)):
                 raise
             what = verdict(error)
-            if what is Verdict.UNKNOWN and not connections[using].is_usable():
-                # Lost, perhaps after its COMMIT: then the row is gone, and the fence finds nothing to give back.
+            # The end of an atomic block may have connected anew already.
+            lost = connection.connection is not session or not connection.is_usable()
+            if what is Verdict.UNKNOWN and lost:
+                # Perhaps after its COMMIT: then the row is gone, and the fence finds nothing to give back.
                 logger.warning("%r lost its database, given back uncharged: %s", claim, clean(_text(error)))
                 return Released()
             if what is not Verdict.ROLLED_BACK or repeat == ATOMIC_REPEATS:

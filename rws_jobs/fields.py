@@ -7,7 +7,20 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
 
-class KeyField(models.CharField):  # type: ignore[type-arg]
+class _Binary(models.Field):  # type: ignore[type-arg]
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
+        parameters: dict[str, Any] = dict(super().db_parameters(connection))
+        if connection.vendor == "mysql":
+            mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+            parameters["collation"] = "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
+        return parameters
+
+
+class KeyTextField(_Binary, models.TextField):  # type: ignore[type-arg]
+    """A name without a limit, the job type, that compares as a :class:`KeyField` does."""
+
+
+class KeyField(_Binary, models.CharField):  # type: ignore[type-arg]
     """A short identifier: job id, queue name, unique key.
 
     On MySQL and MariaDB it compares binary without padding: with a default collation ``Mail`` and ``mail`` would be one
@@ -22,13 +35,6 @@ class KeyField(models.CharField):  # type: ignore[type-arg]
 
     def cast_db_type(self, connection: BaseDatabaseWrapper) -> str | None:
         return self.db_type(connection) if connection.vendor == "postgresql" else super().cast_db_type(connection)
-
-    def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
-        parameters: dict[str, Any] = dict(super().db_parameters(connection))
-        if connection.vendor == "mysql":
-            mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
-            parameters["collation"] = "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
-        return parameters
 
 
 class GeneratedKeyField(models.GeneratedField):

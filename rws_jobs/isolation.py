@@ -4,6 +4,7 @@ Those inside a caller's ``atomic()``, as in a TestCase, stay as they are.
 """
 
 import logging
+from contextlib import closing
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -76,9 +77,9 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _mariadb_in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    # The driver does not tell. Asked only of connections that jobs have opened.
+    # The driver does not tell. Asked only of connections that jobs have opened, and past Django's log of queries.
     try:
-        with connection.cursor() as cursor:
+        with closing(connection.connection.cursor()) as cursor:
             cursor.execute("SELECT @@in_transaction")
             return bool(cursor.fetchone()[0])
     except Exception:

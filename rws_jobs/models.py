@@ -5,7 +5,7 @@ from django.db.models import F, Q, Value
 from django.db.models.functions import Concat
 from django.utils.translation import gettext_lazy as _
 
-from .fields import GeneratedKeyField, KeyField
+from .fields import GeneratedKeyField, KeyField, KeyTextField
 from .indexes import StatusIndex
 from .info import Status
 from .querysets import JobQuerySet
@@ -15,7 +15,7 @@ class Job(models.Model):
     """One job. The first twelve columns are the original's: other programs read and write them with plain SQL."""
 
     id = KeyField(_("id"), max_length=64, primary_key=True)
-    job_type = models.TextField(_("job type"))
+    job_type = KeyTextField(_("job type"))
     payload = models.TextField(_("payload"))
     status = KeyField(_("status"), max_length=16, choices=Status, db_default=Status.PENDING.value)
     attempts = models.IntegerField(_("failed attempts"), db_default=0)

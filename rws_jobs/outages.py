@@ -12,6 +12,9 @@ logger = logging.getLogger("rws_jobs")
 # SQLSTATEs of PostgreSQL and error numbers of MySQL/MariaDB after which the server has rolled the transaction back.
 _ROLLED_BACK_STATES = {"40001", "40P01", "55P03"}
 _ROLLED_BACK_NUMBERS = {1205, 1213, 3572}
+# MySQL and MariaDB report some refused values as operational errors: characters that the column's character set lacks,
+# and statements beyond max_allowed_packet.
+_BAD_DATA_NUMBERS = {1153, 1366}
 
 
 class Verdict(Enum):
@@ -33,7 +36,7 @@ def verdict(error: BaseException) -> Verdict:
         return Verdict.ROLLED_BACK
     if number in _ROLLED_BACK_NUMBERS or is_locked(error):
         return Verdict.ROLLED_BACK
-    if isinstance(error, (DataError, IntegrityError)):
+    if isinstance(error, (DataError, IntegrityError)) or number in _BAD_DATA_NUMBERS:
         return Verdict.BAD_DATA
     return Verdict.UNKNOWN
 

@@ -61,11 +61,15 @@ def page(browser: "Browser", live_server: Any, complaints: list[str]) -> "Iterat
         response = route.fetch(max_redirects=0)
         route.fulfill(response=response, headers={**response.headers, "content-security-policy": POLICY})
 
+    def note(message: Any) -> None:
+        address = message.location.get("url", "")
+        if message.type == "error" and not address.endswith("/favicon.ico"):  # the browser's own idea
+            complaints.append(f"{message.text} {address}")
+
     context.route(f"{live_server.url}/admin/**", with_policy)
-    context.route("**/favicon.ico", lambda route: route.fulfill(status=204))
     page = context.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("console", note)
     page.on("dialog", lambda dialog: complaints.append(dialog.message) or dialog.dismiss())  # type: ignore[func-returns-value]
     yield page
     context.unroute_all(behavior="ignoreErrors")  # a picture may still be on its way

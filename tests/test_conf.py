@@ -218,6 +218,7 @@ def errors() -> list[checks.CheckMessage]:
     return [message for message in checks.run_checks() if str(message.id).startswith("rws_jobs.E")]
 
 
+@pytest.mark.django_db
 def test_the_system_check_reports_what_is_wrong(settings: Any) -> None:
     assert errors() == []
     settings.RWS_JOBS = {"NOPE": 1, "MAX_RETRIES": -1}

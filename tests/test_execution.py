@@ -497,7 +497,9 @@ def test_S107_the_log_of_queries_is_forgotten_after_each_job(start_worker: Start
     for _ in range(4):
         ask.enqueue()
     assert start_worker(threads=1, drain=True).wait(30)
-    assert logged[1:] == [1, 1, 1]  # the first may have connected too
+    # The first may have connected too, and on MariaDB one statement of ours asks for a transaction left open.
+    assert len(set(logged[1:])) == 1
+    assert logged[1] <= 2
 
 
 # -- in the caller's own process

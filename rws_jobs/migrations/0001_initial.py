@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
             name="Job",
             fields=[
                 ("id", fields.KeyField(max_length=64, primary_key=True, serialize=False, verbose_name="id")),
-                ("job_type", models.TextField(verbose_name="job type")),
+                ("job_type", fields.KeyTextField(verbose_name="job type")),
                 ("payload", models.TextField(verbose_name="payload")),
                 (
                     "status",
