@@ -1,6 +1,6 @@
 """The RWS_JOBS setting: one table of names, defaults and bounds, read late."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ NAMES = tuple(field.name for field in fields(Conf))
 _BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
     "MAX_RETRIES": (int, 0, 2**31 - 1),
     "BACKOFF_INITIAL": (float, 0, 10**9),
-    "BACKOFF_MULTIPLIER": (float, 1, 10**9),
+    "BACKOFF_MULTIPLIER": (float, 1, 1_000_000),
     "BACKOFF_MAX": (float, 0, 10**9),
     "BACKOFF_JITTER": (float, 0, 10),
     "POLL_INTERVAL": (float, 0.01, 3_600),
@@ -50,12 +50,13 @@ _CHOICES = {"UNKNOWN_JOBS": ("fail", "leave"), "CLOCK": ("database", "local")}
 @cache
 def conf() -> Conf:
     """The settings in force. Unknown names and bad values are left out here: the system check reports them."""
-    given = _given()
-    bad = {name for name, _ in problems()}
-    known = {name: value for name, value in given.items() if name in NAMES and name not in bad}
-    if known.get("QUEUES") is not None:
-        known["QUEUES"] = tuple(known["QUEUES"])
-    return Conf(**known)
+    good = {name: value for name, value in _given().items() if _problem(name, value) is None}
+    if good.get("QUEUES") is not None:
+        good["QUEUES"] = tuple(good["QUEUES"])
+    settled = Conf(**good)
+    if _lease_is_short(settled):
+        return replace(settled, HEARTBEAT_INTERVAL=Conf().HEARTBEAT_INTERVAL, DEAD_AFTER=Conf().DEAD_AFTER)
+    return settled
 
 
 def problems() -> list[tuple[str, str]]:
@@ -63,15 +64,15 @@ def problems() -> list[tuple[str, str]]:
     if not isinstance(getattr(settings, "RWS_JOBS", {}), dict):
         return [("RWS_JOBS", "RWS_JOBS must be a dict.")]
     found = [(name, sentence) for name, value in _given().items() if (sentence := _problem(name, value))]
-    current = {**{field.name: field.default for field in fields(Conf)}, **_given()}
-    if not found and current["DEAD_AFTER"] < 2 * current["HEARTBEAT_INTERVAL"]:
-        found.append(
-            (
-                "DEAD_AFTER",
-                "RWS_JOBS['DEAD_AFTER'] must be at least twice HEARTBEAT_INTERVAL: one late beat is not death.",
-            )
-        )
+    good = {name: value for name, value in _given().items() if _problem(name, value) is None}
+    if _lease_is_short(Conf(**good)):
+        sentence = "RWS_JOBS['DEAD_AFTER'] must be at least twice HEARTBEAT_INTERVAL: one late beat is not death."
+        found.append(("DEAD_AFTER", sentence))
     return found
+
+
+def _lease_is_short(settled: Conf) -> bool:
+    return settled.DEAD_AFTER < 2 * settled.HEARTBEAT_INTERVAL
 
 
 def _given() -> dict[str, Any]:

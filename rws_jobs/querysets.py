@@ -93,23 +93,25 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Insert a job with a unique key, unless one is live: then answer that one's id, else None.
 
         Look first, insert inside a savepoint, on conflict look again: a conflict in the caller's transaction would
-        poison it on PostgreSQL. The look after a conflict reads with a lock, so that it sees what has been committed
-        since a REPEATABLE READ transaction began. Raises IntegrityError when three tries do not settle it.
+        poison it on PostgreSQL. Raises IntegrityError when three tries do not settle it.
         """
-        live = self.live(job.job_type, job.unique_key)
-        for last in (False, False, True):
-            if (found := live.values_list("pk", flat=True).first()) is not None:
-                return str(found)
+        live = self.live(job.job_type, str(job.unique_key)).values_list("pk", flat=True)
+        connection = connections[self.db]
+        for tried in range(3):
+            found = live.first()
+            if found is None and tried and connection.in_atomic_block and connection.features.has_select_for_update:
+                # A REPEATABLE READ transaction sees what was committed since it began only by a read with a lock. Not
+                # the first resort: two that wait for the same lock end in a deadlock on MariaDB.
+                found = live.select_for_update().first()
+            if found is not None:
+                return found
             try:
                 with transaction.atomic(using=self.db):
                     self.enqueue(job)
                 return None
-            except IntegrityError:
-                if last:
-                    raise
-                if connections[self.db].features.has_select_for_update and connections[self.db].in_atomic_block:
-                    live = self.select_for_update().live(job.job_type, job.unique_key)
-        raise AssertionError("unreachable")
+            except IntegrityError as error:
+                conflict = error
+        raise conflict
 
     def enqueue_all(self, jobs: Sequence["Job"]) -> None:
         """Insert many jobs, in batches that no server's packet limit refuses. All or nothing inside a transaction."""
