@@ -85,7 +85,11 @@ def _problem(name: str, value: object) -> str | None:
         return f"RWS_JOBS has no setting {name!r}. It knows {', '.join(NAMES)}."
     if name in _CHOICES:
         choices = _CHOICES[name]
-        return None if value in choices else f"RWS_JOBS[{name!r}] must be one of {', '.join(map(repr, choices))}."
+        return (
+            None
+            if value in choices
+            else f"RWS_JOBS[{name!r}] must be one of {', '.join(map(repr, choices))}, not {value!r}."
+        )
     if name == "QUEUES":
         names = isinstance(value, (list, tuple)) and all(isinstance(queue, str) for queue in value)
         return None if value is None or names else "RWS_JOBS['QUEUES'] must be None or a list of queue names."

@@ -1,10 +1,12 @@
 """Run one claimed job and say how it ended. Never raises."""
 
 import logging
+import random
 import time
 import traceback
 from collections.abc import Awaitable
 from contextvars import Context
+from dataclasses import replace
 from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any
 
@@ -133,6 +135,8 @@ def _run_atomic(function: Any, arguments: dict[str, Any] | tuple[Any, ...], clai
                 return Released()
             if what is not Verdict.ROLLED_BACK or repeat == ATOMIC_REPEATS:
                 raise
+            # Long enough for the other side of a deadlock to take its lock first.
+            time.sleep(random.uniform(0.002, 0.02))
     raise AssertionError("unreachable")
 
 
@@ -151,23 +155,28 @@ def _after_failure(claim: Claim, error: BaseException, started: float) -> Outcom
 
 def _describe(error: BaseException, started: float) -> Failure:
     limit = conf().MAX_ERROR_BYTES
+    if isinstance(error, Retry) and error.__cause__ is not None:
+        return replace(_describe(error.__cause__, started), traceback=_traceback(error, limit))
     kind = type(error)
     text = _text(error)
     if isinstance(error, (Discard, registry.NoHandler)):
         shown = text
     else:
         shown = f"{kind.__name__}: {text}" if text else kind.__name__
-    try:
-        trace = "".join(traceback.format_exception(error))
-    except BaseException:
-        trace = f"{kind.__module__}.{kind.__qualname__}: (its traceback could not be formatted)"
     return Failure(
         error=shorten(shown, limit),
         exception=clean(f"{kind.__module__}.{kind.__qualname__}"),
-        traceback=shorten(trace, limit),
+        traceback=_traceback(error, limit),
         started=started,
         ended=time.time(),
     )
+
+
+def _traceback(error: BaseException, limit: int) -> str:
+    try:
+        return shorten("".join(traceback.format_exception(error)), limit)
+    except BaseException:
+        return f"(the traceback of this {type(error).__name__} could not be formatted)"
 
 
 def _text(error: BaseException) -> str:

@@ -112,9 +112,9 @@ class Ledger:
             return
         news = self.counts - self._summed
         done, retried, dead = (news[kind.__name__] for kind in (Completed, Retrying, Dead))
-        if worked_off := done + retried + dead:
+        if ran := done + retried + dead:
             logger.info(
-                "worked off %d jobs in %.1f s (%.0f/s): %d done, %d to be retried, %d dead",
-                *(worked_off, seconds, worked_off / max(seconds, 0.001), done, retried, dead),
+                "%d run%s in %.1f s (%.3g/s): %d done, %d to be retried, %d dead",
+                *(ran, "" if ran == 1 else "s", seconds, ran / max(seconds, 0.001), done, retried, dead),
             )
         self._summed, self._summed_at = self.counts.copy(), now

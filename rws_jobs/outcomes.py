@@ -23,7 +23,8 @@ BackoffPolicy = Callable[[int, BaseException], float]
 class Retry(Exception):
     """Raised by a handler: fail this attempt, and run again ``in_`` seconds (or a timedelta) from now.
 
-    Without ``in_`` the job's backoff decides. The attempt is charged: after the last one the job is dead.
+    Without ``in_`` the job's backoff decides. The attempt is charged: after the last one the job is dead. Raised
+    ``from`` another exception, it is recorded as that one.
     """
 
     def __init__(self, in_: float | timedelta | None = None) -> None:

@@ -256,7 +256,7 @@ def test_a_worker_process(jobs_apart: list[str], tmp_path: Path) -> None:
         process = processes.runjobs("--drain", settings=settings)
         assert process.wait() == 0
     assert f"{Path(str(name)).name!r} (jobs)" in process.log
-    assert "worked off 10 jobs" in process.log
+    assert "10 runs in" in process.log
     assert all_done()
 
 

@@ -81,11 +81,11 @@ def test_drain_runs_what_is_due_and_exits(processes: Processes, ledger: Ledger) 
     assert ledger.started == sorted(due)
     assert statuses() == {later: "pending"}
     assert not JobWorker.objects.exists()
-    assert "worked off 20 jobs" in process.log
+    assert "20 runs in" in process.log
     assert process.log.rstrip().endswith("stopped")
     again = processes.runjobs("--drain")
     assert again.wait() == 0
-    assert "worked off" not in again.log
+    assert " runs in " not in again.log
 
 
 def test_queues_and_exclude_queues(processes: Processes, ledger: Ledger) -> None:

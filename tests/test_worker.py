@@ -527,7 +527,7 @@ def test_an_outcome_that_the_database_refuses_is_kept_without_its_text_and_spoil
     def poison() -> None:
         raise ValueError("poison")
 
-    with refused("last_error", "ValueError: poison"):
+    with refused("last_error", "= 'ValueError: poison'"):
         (bad,) = enqueue_all("poison", "{}")
         good = enqueue_all("quick", *numbered(5))
         worker = start_worker(threads=4)
@@ -535,6 +535,45 @@ def test_an_outcome_that_the_database_refuses_is_kept_without_its_text_and_spoil
         assert worker.stop(timeout=30)
     assert "could not be stored" in Job.objects.get().last_error
     assert len(good) == len(handlers.ended)
+
+
+def test_a_job_whose_failure_can_never_be_written_does_not_run_for_ever(
+    quick_beats: None, handlers: Handlers, start_worker: StartWorker
+) -> None:
+    runs: list[int] = []
+
+    @job("poison", max_retries=2)
+    def poison() -> None:
+        runs.append(1)
+        raise ValueError
+
+    with refused("last_error", "IS NOT NULL"):
+        enqueue_all("poison", "{}")
+        worker = start_worker()
+        for number in range(8):
+            # Each stranded row that is given back, and runs, has been found by one more audit.
+            owner = wait_for(JobWorker.objects.first, what="the worker's row").pk
+            insert(row(f"{number}", job_type="quick", payload=f"{number}", status="running", claimed_by=owner))
+            wait_for(lambda number=number: f"{number}" in handlers.ended, what="an audit")  # type: ignore[misc]
+        assert worker.stop(timeout=30)
+    assert 1 <= len(runs) <= 3
+
+
+@on_servers
+def test_one_job_whose_row_somebody_holds_does_not_keep_its_worker_from_all_others(
+    handlers: Handlers, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rws_jobs.transactions.LOCK_TIMEOUT", 1)
+    held, _ = enqueue_all("gated", "held", "finished with it")
+    start_worker(threads=3)
+    handlers.wait_started("held", "finished with it")
+    with another_connection() as another, transaction.atomic(using=another):
+        assert Job.objects.using(another).select_for_update().get(pk=held)
+        handlers.open()
+        enqueue_all("quick", "new")
+        wait_for(lambda: statuses() == {held: "running"}, what="the other jobs to be run and settled")
+    wait_for(all_done, what="the job that was held to be settled")
+    assert sorted(handlers.ended) == ["finished with it", "held", "new"]
 
 
 @on_servers
@@ -794,16 +833,16 @@ def somebody_locks(what: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @contextmanager
-def refused(column: str, value: str) -> Iterator[None]:
-    """Let the database refuse this value in this column of a job, by a constraint."""
+def refused(column: str, what: str) -> Iterator[None]:
+    """Let the database refuse such values in this column of a job, by a constraint."""
     with connection.cursor() as cursor:
         if connection.vendor == "sqlite":
             cursor.execute(
-                f"CREATE TRIGGER refused BEFORE UPDATE ON rws_jobs WHEN NEW.{column} = '{value}'"
+                f"CREATE TRIGGER refused BEFORE UPDATE ON rws_jobs WHEN NEW.{column} {what}"
                 " BEGIN SELECT RAISE(ABORT, 'refused by a constraint'); END"
             )
         else:
-            cursor.execute(f"ALTER TABLE rws_jobs ADD CONSTRAINT refused CHECK ({column} <> '{value}')")
+            cursor.execute(f"ALTER TABLE rws_jobs ADD CONSTRAINT refused CHECK (NOT ({column} {what}))")
     try:
         yield
     finally:

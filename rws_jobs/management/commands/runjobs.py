@@ -108,11 +108,14 @@ class Command(BaseCommand):
             queues = "every queue but " + ", ".join(options["exclude_queues"])
         else:
             queues = "every queue"
+        scheduled = _count(len(schedules.declared()), "schedule")
+        if options["no_schedules"] or options["drain"]:
+            scheduled = "schedules left to others"
         name = os.path.basename(str(connection.settings_dict["NAME"]))
         return (
             f"working on {connection.display_name} {name!r} ({connection.alias}): {queues}, "
             f"{_count(options['threads'], 'thread')}, {_count(len(registry.job_types()), 'handler')}, "
-            f"{_count(len(schedules.declared()), 'schedule')}"
+            f"{scheduled}"
         )
 
 
@@ -177,7 +180,7 @@ def _number(kind: type[int] | type[float], low: float, high: float) -> Callable[
         except ValueError:
             raise ArgumentTypeError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
         if not low <= number <= high:
-            raise ArgumentTypeError(f"must be from {low:g} to {high:g}, not {text}")
+            raise ArgumentTypeError(f"must be from {low:,} to {high:,}, not {text}")
         return number
 
     return read
