@@ -11,8 +11,8 @@ from django.db import DatabaseError, InterfaceError
 
 from .info import Claim
 from .models import Job
-from .outages import Verdict, verdict
-from .outcomes import Completed, Dead, Lost, Released, Retrying
+from .outages import Verdict, is_held, verdict
+from .outcomes import Completed, Dead, Lost, Outcome, Released, Retrying
 from .settling import ClaimsLost, Run, is_heard, log, settle, without_text
 from .threads import Announcer
 from .transactions import short_transaction
@@ -29,6 +29,8 @@ class Ledger:
         self.using = using
         self.held: dict[str, Claim] = {}
         self.unwritten: list[Run] = []
+        self.put_off: list[Run] = []
+        self._given_up: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.announcer = Announcer()
         # Their COMMIT was not answered: written, or not.
@@ -59,27 +61,51 @@ class Ledger:
     def write_singly(self) -> None:
         """Each run in a transaction of its own: the fence tells which were lost, and one bad value spoils only one.
 
-        Raises the database's error when that is not about the values; what is left then stays unwritten.
+        A run whose row somebody else holds is put off. Raises other errors of the database, and the third wait for a
+        row: then more than a row is held. What is left stays unwritten.
         """
+        waits = 0
         while self.unwritten:
-            claim, outcome = self.unwritten[0]
             try:
-                with short_transaction(self.using):
-                    settle(Job.objects.using(self.using), [(claim, outcome)])
-            except ClaimsLost:
-                # Nothing changed by a statement whose first try was not answered means that the first try did it.
-                if claim.id not in self._doubtful:
-                    outcome = Lost()
+                self._write(*self.unwritten[0])
             except (DatabaseError, InterfaceError) as error:
-                if verdict(error) is not Verdict.BAD_DATA:
+                if not is_held(error) or waits == 2:
                     raise
-                if (bare := without_text(outcome, error)) != outcome:
-                    self.unwritten[0] = (claim, bare)
-                    continue
-                logger.exception("%r: its outcome cannot be written and is given up", claim)
-                outcome = Lost()
+                waits += 1
+                self.put_off.append(self.unwritten[0])
             del self.unwritten[0]
-            self.written([(claim, outcome)])
+
+    def write_put_off(self) -> None:
+        """Try again what was put off, up to the first row that is still held."""
+        while self.put_off:
+            try:
+                self._write(*self.put_off[0])
+            except (DatabaseError, InterfaceError) as error:
+                if is_held(error):
+                    return
+                raise
+            del self.put_off[0]
+
+    def _write(self, claim: Claim, outcome: Outcome) -> None:
+        jobs = Job.objects.using(self.using)
+        try:
+            with short_transaction(self.using):
+                settle(jobs, [(claim, outcome)])
+        except ClaimsLost:
+            # Nothing changed by a statement whose first try was not answered means that the first try did it.
+            if claim.id not in self._doubtful:
+                outcome = Lost()
+        except (DatabaseError, InterfaceError) as error:
+            if verdict(error) is not Verdict.BAD_DATA:
+                raise
+            if (bare := without_text(outcome, error)) != outcome:
+                self._write(claim, bare)
+                return
+            # The row stays running and ours: given back, it would run for ever. It is rescued when this worker is gone.
+            logger.exception("%r: its outcome cannot be written and is given up", claim)
+            self._given_up.add(claim.id)
+            outcome = Lost()
+        self.written([(claim, outcome)])
 
     def doubt(self) -> None:
         """A COMMIT was not answered: what was to be written may be written."""
@@ -91,7 +117,8 @@ class Ledger:
         Rows unknown here are to be given back. Answers the ids of claims that are no longer ours.
         """
         mine = {claim.id: claim for claim in Job.objects.using(self.using).owned_by(worker).as_claims()}
-        self.unwritten += [(claim, Released()) for pk, claim in mine.items() if pk not in self.held]
+        known = self.held.keys() | self._given_up
+        self.unwritten += [(claim, Released()) for pk, claim in mine.items() if pk not in known]
         return {pk for pk, claim in self.held.items() if claim.worker == worker and pk not in mine}
 
     def give_up(self) -> list[Run]:
@@ -103,6 +130,7 @@ class Ledger:
         """The process ends without the database: what is held here is left to be rescued."""
         self.held.clear()
         self.unwritten.clear()
+        self.put_off.clear()
 
     def summarize(self, last: bool = False) -> None:
         """Log one line every ten seconds while there is work, and one at the end."""

@@ -59,6 +59,7 @@ class Maintenance:
         if not self._heart.beat():
             logger.error("worker %s was declared dead by another: it registers anew", self._heart.worker)
             self._on_declared_dead()
+            return  # the pump first gives back, uncharged, what has not started; a look now would charge it
         self._watch.look()
 
     def _until_next_second(self) -> float:

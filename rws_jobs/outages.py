@@ -46,6 +46,11 @@ def is_locked(error: BaseException) -> bool:
     return "database is locked" in str(error) or "database table is locked" in str(error)
 
 
+def is_held(error: BaseException) -> bool:
+    """True when a server undid the transaction because of somebody else's locks on rows."""
+    return verdict(error) is Verdict.ROLLED_BACK and not is_locked(error)
+
+
 class Patience:
     """Seconds to wait while the database is away: doubling from 0.1 to 10, each a little different.
 

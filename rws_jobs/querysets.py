@@ -230,7 +230,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def as_claims(self, limit: int | None = None) -> list[Claim]:
         """Running rows as the claims of their owners, whose fence then guards what is done to them."""
-        rows = self.order_by("claimed_by").values_list(*CLAIM_COLUMNS, "claimed_by")[:limit]
+        rows = self.values_list(*CLAIM_COLUMNS, "claimed_by")[:limit]
         return [Claim(*row) for row in rows]
 
     # -- failed → pending, and away

@@ -24,7 +24,7 @@ from .ledger import Ledger
 from .liveness import Heart
 from .maintenance import Maintenance
 from .models import Job
-from .outages import OutageLog, Patience, Verdict, verdict
+from .outages import OutageLog, Patience, Verdict, is_held, verdict
 from .outcomes import Lost, Released
 from .prefetch import Prefetch
 from .settling import ClaimsLost, Run, settle
@@ -86,7 +86,12 @@ class Worker:
     # -- from outside
 
     def start(self) -> None:
-        """Register this worker in the database and start its threads. Raises the database's error when that fails."""
+        """Register this worker in the database and start its threads, once.
+
+        Raises the database's error when that fails, RuntimeError for a second start.
+        """
+        if self._pump.ident is not None:
+            raise RuntimeError("this worker was started before: make a new one")
         self._heart.register()
         self._threads.start()
         self._maintenance.start()
@@ -230,9 +235,10 @@ class Worker:
             # Nothing happened; at once again, but settle and claim apart, so that one does not undo the other for ever.
             self._apart, self._pause = True, 0.0
             return
-        if what is Verdict.BAD_DATA and self._ledger.unwritten:
+        if self._ledger.unwritten and (what is Verdict.BAD_DATA or is_held(error)):
             try:
                 self._ledger.write_singly()
+                self._apart, self._pause = False, 0.0
                 return
             except (DatabaseError, InterfaceError) as another:
                 error, what = another, verdict(another)
@@ -251,6 +257,7 @@ class Worker:
 
     def _audit(self) -> None:
         """Now and then, and after an error, compare our claims with the table."""
+        self._ledger.write_put_off()
         lost = self._ledger.audit(self._heart.worker)
         if lost:
             # Only what has not started is dropped: a run in progress is found lost by the fence when it ends.
