@@ -7,7 +7,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 from asgiref.sync import sync_to_async
 
 from . import payload, registry
-from .enqueueing import Enqueued, Message, Options, checked_options, insert, message
+from .enqueueing import Enqueued, Message, Options, build, checked_options, insert
 from .outcomes import BackoffPolicy
 from .text import check_job_type
 
@@ -57,7 +57,7 @@ class JobFunction(registry.Handler, Generic[P, R]):
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message:
         """A run with these arguments for ``enqueue_many()``."""
-        return message(self.job_type, self.encode(*args, **kwargs))
+        return build(self.job_type, self.encode(*args, **kwargs), self.options)
 
     def using(self, **options: Unpack[Options]) -> "Using[P, R]":
         """The same job with other options: ``send.using(run_in=60).enqueue(...)``. See :class:`Options`."""
@@ -102,7 +102,8 @@ class Using(Generic[P, R]):
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message:
         """See :meth:`JobFunction.message`."""
-        return message(self._function.job_type, self._function.encode(*args, **kwargs), **self._options)
+        function = self._function
+        return build(function.job_type, function.encode(*args, **kwargs), {**function.options, **self._options})
 
 
 @overload
