@@ -246,7 +246,7 @@ def _row(item: Message, moment: float | None) -> Job:
         *(None, item.queue, item.priority, item.unique_key),  # None is the last error
         *(None, None, None, None),  # claimed_by, claimed_at, history, meta
     )
-    return Job(*columns)
+    return Job(*columns)  # type: ignore[misc]
 
 
 _last_ns = 0
